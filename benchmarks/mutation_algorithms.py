@@ -299,7 +299,7 @@ BUGS = (
         "models/loading.py",
         "if a.shape != b.shape or not torch.equal(a, b):",
         "if a.shape != b.shape:",
-        "models/test_directory.py::test_model_weights_that_are_tied_are_compared_again_once_they_are_loaded",
+        "models/test_directory.py::test_model_directory_model_weights_that_are_tied_are_compared_again_once_they_are_loaded",
     ),
     Bug(
         "an answer of a pair that is marked as context is judged",

@@ -103,7 +103,7 @@ def calls(failing: Failing, directory: Path, settings: dict[str, Any]) -> dict[s
         ("distill_engine", "teacher.logprobs"),
     ],
 )
-def test_what_fails_in_the_middle_is_made_good(
+def test_chaos_failing_calls_what_fails_in_the_middle_is_made_good(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: str
 ) -> None:
     settings, failing = configuration(name, tmp_path, tiny_model), Failing(monkeypatch)
@@ -116,7 +116,9 @@ def test_what_fails_in_the_middle_is_made_good(
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", [*EXAMPLES, *ONLINE])
-def test_any_call_may_fail(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_chaos_failing_calls_any_call_may_fail(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     settings, failing = configuration(name, tmp_path, tiny_model), Failing(monkeypatch)
     rng, counts = random.Random(name), calls(failing, tmp_path / "reference", settings)
     for call, count in counts.items():

@@ -35,7 +35,7 @@ def kill_and_compare(directory: Path, tiny_model: Path, reference: tuple[Run, fl
     return kills
 
 
-def test_the_reference_run_trains_and_settles_every_draw(uninterrupted: tuple[Run, float]) -> None:
+def test_resume_after_kill_the_reference_run_trains_and_settles_every_draw(uninterrupted: tuple[Run, float]) -> None:
     run, _ = uninterrupted
     steps = [row for row in run.metrics() if row["kind"] == "train"]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
@@ -46,7 +46,7 @@ def test_the_reference_run_trains_and_settles_every_draw(uninterrupted: tuple[Ru
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
+def test_resume_after_kill_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, uninterrupted: tuple[Run, float], seed: int
 ) -> None:
     kill_and_compare(tmp_path / "run", tiny_model, uninterrupted, seed)
@@ -54,7 +54,9 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
 
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
-def test_fifty_kills_at_random_moments(tmp_path: Path, tiny_model: Path, uninterrupted: tuple[Run, float]) -> None:
+def test_resume_after_kill_fifty_kills_at_random_moments(
+    tmp_path: Path, tiny_model: Path, uninterrupted: tuple[Run, float]
+) -> None:
     kills = seed = 0
     while kills < 50:
         kills += kill_and_compare(tmp_path / str(seed), tiny_model, uninterrupted, 1000 + seed)
@@ -64,7 +66,7 @@ def test_fifty_kills_at_random_moments(tmp_path: Path, tiny_model: Path, uninter
 @pytest.mark.chaos
 @pytest.mark.vllm
 @pytest.mark.timeout(3600)
-def test_with_vllm_every_draw_is_trained_exactly_once(tmp_path: Path, servable_model: Path) -> None:
+def test_resume_after_kill_with_vllm_every_draw_is_trained_exactly_once(tmp_path: Path, servable_model: Path) -> None:
     reference = Run(tmp_path / "reference", tiny_config(servable_model, engine="vllm"))
     duration = reference.finish()
     rng = random.Random(7)

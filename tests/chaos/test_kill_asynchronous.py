@@ -65,13 +65,15 @@ TAILS: dict[str, Any] = {"type": "tail_batching"}
 
 
 @pytest.mark.parametrize("pipeline", ["rlvr", "preference_online", "rejection_sampling"])
-def test_every_draw_is_used_exactly_once_after_a_kill(tmp_path: Path, tiny_model: Path, pipeline: str) -> None:
+def test_resume_after_kill_async_every_draw_is_used_exactly_once_after_a_kill(
+    tmp_path: Path, tiny_model: Path, pipeline: str
+) -> None:
     assert kill_and_check(tmp_path / "run", tiny_model, AHEAD, 4, None, pipeline)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
-def test_fifteen_kills_at_random_moments(tmp_path: Path, tiny_model: Path) -> None:
+def test_resume_after_kill_async_fifteen_kills_at_random_moments(tmp_path: Path, tiny_model: Path) -> None:
     kills = seed = 0
     duration = Run(tmp_path / "reference", asynchronous(tiny_model, AHEAD)).finish()
     while kills < 15:

@@ -30,23 +30,29 @@ def save_under_fire(killswitch: Path, model: Path, tmp_path: Path, every: int, *
     return done.stdout
 
 
-def test_a_few_moments_inside_a_save(killswitch: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_in_checkpoint_a_few_moments_inside_a_save(
+    killswitch: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, every=31)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-def test_every_moment_inside_a_save(killswitch: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_in_checkpoint_every_moment_inside_a_save(
+    killswitch: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, every=1)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-def test_every_moment_of_a_save_while_training_goes_on(killswitch: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_resume_after_kill_in_checkpoint_every_moment_of_a_save_while_training_goes_on(
+    killswitch: Path, tiny_model: Path, tmp_path: Path
+) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 1, "asynchronous")
 
 
-def test_a_few_moments_at_which_the_disk_fails_while_training_goes_on(
+def test_resume_after_kill_in_checkpoint_a_few_moments_at_which_the_disk_fails_while_training_goes_on(
     killswitch: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 41, "asynchronous", "failing")
@@ -55,7 +61,7 @@ def test_a_few_moments_at_which_the_disk_fails_while_training_goes_on(
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("how", [["failing"], ["asynchronous", "failing"]], ids=" ".join)
-def test_every_moment_at_which_the_disk_fails(
+def test_resume_after_kill_in_checkpoint_every_moment_at_which_the_disk_fails(
     killswitch: Path, tiny_model: Path, tmp_path: Path, how: list[str]
 ) -> None:
     assert "0 losses" in save_under_fire(killswitch, tiny_model, tmp_path, 1, *how)

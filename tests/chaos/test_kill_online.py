@@ -26,7 +26,9 @@ def configuration(name: str, model: Path, teacher: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", [name if name == "distill" else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_resume_after_kill_online_a_killed_and_resumed_run_equals_an_uninterrupted_one(
+    tmp_path: Path, tiny_model: Path, name: str
+) -> None:
     teacher = write_tiny_model(tmp_path / "teacher", seed=1)
     settings = configuration(name, tiny_model, teacher)
     reference, run = Run(tmp_path / "reference", settings), Run(tmp_path / "killed", settings)

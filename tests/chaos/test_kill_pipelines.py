@@ -149,7 +149,7 @@ def check_draws(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", [pytest.param("reward_model", marks=pytest.mark.slow), "sft_hand_over"])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
+def test_resume_after_kill_pipeline_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, name: str, seed: int
 ) -> None:
     settings = configuration(name, tmp_path, tiny_model)
@@ -162,7 +162,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
 @pytest.mark.chaos
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", [*EXAMPLES, *ONLINE])
-def test_ten_ends_at_random_moments(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_resume_after_kill_pipeline_ten_ends_at_random_moments(tmp_path: Path, tiny_model: Path, name: str) -> None:
     settings = configuration(name, tmp_path, tiny_model)
     reference = Run(tmp_path / "reference", settings)
     duration = reference.finish()

@@ -60,7 +60,7 @@ def signalled(process: subprocess.Popen[bytes], rng: random.Random) -> str:
 
 
 @pytest.mark.timeout(7200)
-def test_a_dozen_runs_that_are_hit_while_they_save(tmp_path: Path) -> None:
+def test_resume_after_kill_pipeline_parallel_a_dozen_runs_that_are_hit_while_they_save(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", layers=5)
     reference = Run(tmp_path / "reference", staged(model))
     reference.finish()

@@ -50,7 +50,7 @@ def until(page: Any, expression: str) -> None:
         page.wait_for_timeout(20)
 
 
-def test_curves_end_where_the_metrics_do_and_are_painted(page: Any, site: Site) -> None:
+def test_dashboard_page_curves_end_where_the_metrics_do_and_are_painted(page: Any, site: Site) -> None:
     show(page, site, "overview")
     plot = page.locator('[data-metric="reward/mean"] canvas').first
     plot.wait_for()
@@ -64,7 +64,9 @@ def test_curves_end_where_the_metrics_do_and_are_painted(page: Any, site: Site) 
     assert painted > 100  # coloured pixels: a curve, not only its axes
 
 
-def test_metrics_are_found_by_parts_of_their_names_and_the_link_keeps_all_choices(page: Any, site: Site) -> None:
+def test_dashboard_page_metrics_are_found_by_parts_of_their_names_and_the_link_keeps_all_choices(
+    page: Any, site: Site
+) -> None:
     show(page, site, "overview")
     page.keyboard.press("/")
     page.keyboard.type("grad norm")
@@ -83,7 +85,7 @@ def test_metrics_are_found_by_parts_of_their_names_and_the_link_keeps_all_choice
     assert page.get_by_label("Smoothing").input_value() == "0.5"
 
 
-def test_runs_lie_over_one_another_and_a_broken_one_says_why(page: Any, site: Site) -> None:
+def test_dashboard_page_runs_lie_over_one_another_and_a_broken_one_says_why(page: Any, site: Site) -> None:
     both = f"{site.run('ended')},{site.run('growing')}"
     page.goto(f"{site.address}#/overview?{urlencode({'runs': both})}")
     plot = page.locator('[data-metric="reward/mean"] canvas').first
@@ -92,7 +94,7 @@ def test_runs_lie_over_one_another_and_a_broken_one_says_why(page: Any, site: Si
     assert "not" in page.locator(".run .problem").first.inner_text()
 
 
-def test_rollouts_are_counted_filtered_sorted_and_searched(page: Any, site: Site) -> None:
+def test_dashboard_page_rollouts_are_counted_filtered_sorted_and_searched(page: Any, site: Site) -> None:
     rows = answers(site.runs / "ended")
     show(page, site, "rollouts")
     until(page, f"document.querySelector('#matching').textContent.startsWith('{len(rows):,} ')")
@@ -112,7 +114,7 @@ def test_rollouts_are_counted_filtered_sorted_and_searched(page: Any, site: Site
     until(page, f"document.querySelector('#matching').textContent === '{found:,} found'")
 
 
-def test_a_rollout_shows_its_turns_tokens_and_group(page: Any, site: Site) -> None:
+def test_dashboard_page_a_rollout_shows_its_turns_tokens_and_group(page: Any, site: Site) -> None:
     row = first_row(site)
     full = site.get(f"runs/{site.run('ended')}/rollouts/{row['row']}")
     show(page, site, "rollout", row=row["row"])
@@ -130,7 +132,7 @@ def test_a_rollout_shows_its_turns_tokens_and_group(page: Any, site: Site) -> No
     assert sorted(page.locator(".answer pre").all_text_contents()) == sorted(r["text"] for r in group)
 
 
-def test_time_goes_from_the_whole_run_to_a_step(page: Any, site: Site) -> None:
+def test_dashboard_page_time_goes_from_the_whole_run_to_a_step(page: Any, site: Site) -> None:
     show(page, site, "time")
     rows = page.locator(".phase-row")
     assert rows.count() == len(steps(site.runs / "ended"))
@@ -145,7 +147,7 @@ def test_time_goes_from_the_whole_run_to_a_step(page: Any, site: Site) -> None:
     assert page.locator(".lanes-canvas").get_attribute("aria-label") == whole
 
 
-def test_a_long_trace_is_followed_until_the_server_has_read_it_all(page: Any, site: Site) -> None:
+def test_dashboard_page_a_long_trace_is_followed_until_the_server_has_read_it_all(page: Any, site: Site) -> None:
     whole = {path: site.get(f"runs/{site.run('ended')}/trace/{path}") for path in ("lanes", "steps")}
     half = whole["lanes"]["end_s"] / 2
     early = [span for span in whole["lanes"]["spans"] if span["end_s"] <= half]
@@ -166,7 +168,7 @@ def test_a_long_trace_is_followed_until_the_server_has_read_it_all(page: Any, si
     until(page, "!document.querySelector('.time').textContent.includes('still to read')")
 
 
-def test_health_says_what_became_of_every_draw(page: Any, site: Site) -> None:
+def test_dashboard_page_health_says_what_became_of_every_draw(page: Any, site: Site) -> None:
     show(page, site, "health")
     fates = site.get(f"runs/{site.run('ended')}/health")["ledger"]["fates"]
     ledger = page.get_by_role("region", name="Ledger", exact=True)
@@ -175,7 +177,7 @@ def test_health_says_what_became_of_every_draw(page: Any, site: Site) -> None:
         assert f"{fate}\n{number:,}" in ledger.inner_text()
 
 
-def test_every_answer_leads_to_where_it_comes_from(page: Any, site: Site) -> None:
+def test_dashboard_page_every_answer_leads_to_where_it_comes_from(page: Any, site: Site) -> None:
     while "indexing" in (found := site.get(f"runs/{site.run('ended')}/answers")):
         page.wait_for_timeout(20)
     answers = found["answers"]
@@ -191,7 +193,7 @@ def test_every_answer_leads_to_where_it_comes_from(page: Any, site: Site) -> Non
         assert "could not be shown" not in page.locator("main").inner_text()
 
 
-def test_rollouts_that_were_not_trained_are_one_choice(page: Any, site: Site) -> None:
+def test_dashboard_page_rollouts_that_were_not_trained_are_one_choice(page: Any, site: Site) -> None:
     rows = answers(site.runs / "ended", "step-*.parquet")
     left_out = sum(row["advantage"] is None for row in rows)
     show(page, site, "rollouts", kind="train")
@@ -199,13 +201,13 @@ def test_rollouts_that_were_not_trained_are_one_choice(page: Any, site: Site) ->
     until(page, f"document.querySelector('#matching').textContent.startsWith('{left_out:,} ')")
 
 
-def test_a_run_without_a_plan_says_how_to_make_one(page: Any, site: Site) -> None:
+def test_dashboard_page_a_run_without_a_plan_says_how_to_make_one(page: Any, site: Site) -> None:
     show(page, site, "plan")
     assert "roll plan" in page.locator(".plan").inner_text()
     assert "pipeline" in page.locator(".plan pre").inner_text()
 
 
-def test_hostile_texts_are_shown_as_they_are(page: Any, site: Site) -> None:
+def test_dashboard_page_hostile_texts_are_shown_as_they_are(page: Any, site: Site) -> None:
     name = "hostile <b>run<b>"
     row = first_row(site, name)
     show(page, site, "rollouts", name, kind="train")
@@ -220,7 +222,9 @@ def test_hostile_texts_are_shown_as_they_are(page: Any, site: Site) -> None:
     assert page.locator(".run-name", has_text=name).is_visible()
 
 
-def test_a_run_that_grows_is_followed_without_loading_again(page: Any, site: Site, trained: Path) -> None:
+def test_dashboard_page_a_run_that_grows_is_followed_without_loading_again(
+    page: Any, site: Site, trained: Path
+) -> None:
     show(page, site, "overview", "growing")
     plot = page.locator('[data-metric="reward/mean"] canvas').first
     plot.wait_for()
@@ -233,7 +237,7 @@ def test_a_run_that_grows_is_followed_without_loading_again(page: Any, site: Sit
     assert page.evaluate("window.loadedOnce")
 
 
-def test_keys_do_what_the_list_of_keys_says(page: Any, site: Site) -> None:
+def test_dashboard_page_keys_do_what_the_list_of_keys_says(page: Any, site: Site) -> None:
     show(page, site, "overview")
     page.keyboard.press("?")
     assert page.get_by_role("dialog").get_by_text("this list").is_visible()
@@ -256,7 +260,7 @@ def test_keys_do_what_the_list_of_keys_says(page: Any, site: Site) -> None:
     assert page.evaluate("document.documentElement.dataset.theme") != before
 
 
-def test_plots_and_tables_are_saved(page: Any, site: Site) -> None:
+def test_dashboard_page_plots_and_tables_are_saved(page: Any, site: Site) -> None:
     show(page, site, "overview", q="reward/mean")
     page.wait_for_selector(".card canvas")
     saved = {}
@@ -273,7 +277,7 @@ def test_plots_and_tables_are_saved(page: Any, site: Site) -> None:
     assert [float(row[name]) for row in table] == [row[name] for row in steps(site.runs / "ended")]
 
 
-def test_a_saved_table_of_a_long_run_has_every_step(page: Any, site: Site) -> None:
+def test_dashboard_page_a_saved_table_of_a_long_run_has_every_step(page: Any, site: Site) -> None:
     rows = [{"step": step, "kind": "train", "reward/mean": (step * 7919 % 1000) / 1000} for step in range(1, 5001)]
     (site.runs / "long").mkdir()
     (site.runs / "long" / "config.yaml").write_text("pipeline: rlvr\n")
@@ -290,7 +294,7 @@ def test_a_saved_table_of_a_long_run_has_every_step(page: Any, site: Site) -> No
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_every_view_is_accessible_and_fits_narrow_windows(browser: Any, site: Site, theme: str) -> None:
+def test_dashboard_page_every_view_is_accessible_and_fits_narrow_windows(browser: Any, site: Site, theme: str) -> None:
     axe = (resources.files("axe_playwright_python") / "axe.min.js").read_text()
     row = first_row(site)["row"]
     tabs = [("rollout", {"row": row, "tab": tab}) for tab in ("turns", "tokens", "group")]
@@ -308,7 +312,7 @@ def test_every_view_is_accessible_and_fits_narrow_windows(browser: Any, site: Si
         context.close()
 
 
-def test_the_page_fetches_nothing_from_elsewhere(page: Any, site: Site) -> None:
+def test_dashboard_page_the_page_fetches_nothing_from_elsewhere(page: Any, site: Site) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     for view in VIEWS:

@@ -29,7 +29,9 @@ def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
 
 
 @pytest.mark.parametrize(("pipeline", "end"), combinations())
-def test_answers_page_shows_the_answers_of_a_recorded_run(page: Any, site: Site, pipeline: str, end: str) -> None:
+def test_dashboard_answers_page_shows_the_answers_of_a_recorded_run(
+    page: Any, site: Site, pipeline: str, end: str
+) -> None:
     name = f"{pipeline}-{end}"
     while "indexing" in (found := site.get(f"runs/{site.run(name)}/answers")):
         pass

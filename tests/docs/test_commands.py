@@ -15,7 +15,7 @@ FENCED = [pytest.param(words, id=f"{block}:{' '.join(words)[:60]}") for block in
 INLINE = [pytest.param(words, id=f"{page}:{' '.join(words)[:60]}") for page, words in inline_commands()]
 
 
-def test_every_block_has_a_language_that_these_tests_know():
+def test_docs_commands_every_block_has_a_language_that_these_tests_know():
     assert {str(block): block.language for block in blocks() if block.language not in LANGUAGES} == {}
     assert len(blocks()) > 100 and len(FENCED) > 40
 
@@ -33,7 +33,7 @@ def parsed(words: list[str]) -> tuple[click.Command, dict]:
 
 
 @pytest.mark.parametrize("words", FENCED)
-def test_a_command_of_a_block_is_one(words):
+def test_docs_commands_a_command_of_a_block_is_one(words):
     program = words[0].removeprefix(".venv/bin/")
     if program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -52,7 +52,7 @@ def test_a_command_of_a_block_is_one(words):
 
 
 @pytest.mark.parametrize("words", INLINE)
-def test_a_command_in_the_text_is_one(words):
+def test_docs_commands_a_command_in_the_text_is_one(words):
     """Its arguments may be left out there."""
     command, rest = roll, [word for word in words[1:] if word != "…"]
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
@@ -65,7 +65,7 @@ def test_a_command_in_the_text_is_one(words):
 
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
-def test_a_path_that_a_page_names_is_there(page):
+def test_docs_commands_a_path_that_a_page_names_is_there(page):
     pattern = (
         r"(?:\.\./)*(?:packages|examples|tools|src|tests|benchmarks|scripts|docs)/[\w./-]+\.(?:yaml|py|md|sh|jsonl|txt)"
     )

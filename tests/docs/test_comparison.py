@@ -22,11 +22,11 @@ def rows(heading: str) -> dict[str, list[str]]:
 CLAIMS, EVIDENCE = rows("What each has"), rows("Evidence")
 
 
-def test_comparison_names_evidence_for_every_row_and_for_no_other():
+def test_docs_comparison_names_evidence_for_every_row_and_for_no_other():
     assert list(EVIDENCE) == list(CLAIMS) and len(CLAIMS) > 15
 
 
-def test_comparison_evidence_is_there():
+def test_docs_comparison_evidence_is_there():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for name, (tests, command) in EVIDENCE.items():
         files = re.findall(r"`(tests/[^`]+)`", tests)
@@ -37,5 +37,5 @@ def test_comparison_evidence_is_there():
             assert word in (targets if program == "make" else roll.commands), command
 
 
-def test_comparison_counts_are_those_of_the_code():
+def test_docs_comparison_counts_are_those_of_the_code():
     assert CLAIMS["DPO and variants"][0] == f"yes, {len(get_args(MethodName))} methods"

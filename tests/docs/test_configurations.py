@@ -46,13 +46,13 @@ def shortest(problems: dict[str, str]) -> str:
     return min(problems.values(), key=lambda text: ("unknown key" in text, len(text)))
 
 
-def test_there_is_a_rest_for_every_pipeline():
+def test_docs_configurations_there_is_a_rest_for_every_pipeline():
     assert set(REST) == set(PIPELINES)
     assert all(load_config(with_rest({}, pipeline)) for pipeline in REST)
 
 
 @pytest.mark.parametrize("block", YAML)
-def test_a_configuration_is_valid(block: Block, tmp_path):
+def test_docs_configurations_a_configuration_is_valid(block: Block, tmp_path):
     tree, _ = parse(block.text, str(block))
     if "device" in tree:
         (tmp_path / "simulation.yaml").write_text(block.text)
@@ -76,7 +76,7 @@ OTHER_KEYS = ("docs/migration.md", "docs/simulation.md", "docs/benchmarks/simula
 
 
 @pytest.mark.parametrize("page", [name for page in PAGES if (name := str(page.relative_to(ROOT))) not in OTHER_KEYS])
-def test_a_key_that_the_text_names_is_one(page):
+def test_docs_configurations_a_key_that_the_text_names_is_one(page):
     known = {
         ".".join(key.path[:depth])
         for pipeline in PIPELINES
@@ -93,6 +93,6 @@ def test_a_key_that_the_text_names_is_one(page):
 
 
 @pytest.mark.parametrize("path", sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.yaml")))
-def test_an_example_is_valid(path, monkeypatch):
+def test_docs_configurations_an_example_is_valid(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     assert load_config(path)

@@ -10,7 +10,7 @@ MADE = {path.stem: text for path, text in diagrams.drawings().items()}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_all_six_are_as_the_tool_draws_them():
+def test_docs_drawings_all_six_are_as_the_tool_draws_them():
     assert {path.stem: path.read_text(encoding="utf-8") for path in diagrams.OUT.glob("*.svg")} == MADE, (
         "run: python tools/diagrams.py"
     )
@@ -18,7 +18,7 @@ def test_all_six_are_as_the_tool_draws_them():
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_drawing_says_what_it_shows_and_its_text_is_text(name):
+def test_docs_drawings_a_drawing_says_what_it_shows_and_its_text_is_text(name):
     root = ElementTree.fromstring(MADE[name])
     title, text = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
     assert root.get("role") == "img" and root.get("aria-labelledby") == f"{title.get('id')} {text.get('id')}"
@@ -28,7 +28,7 @@ def test_a_drawing_says_what_it_shows_and_its_text_is_text(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_drawing_stays_within_its_frame(name):
+def test_docs_drawings_a_drawing_stays_within_its_frame(name):
     root = ElementTree.fromstring(MADE[name])
     width, height = (float(part) for part in root.get("viewBox").split()[2:])
     for box in root.iter(f"{SVG}rect"):
@@ -42,12 +42,12 @@ def test_a_drawing_stays_within_its_frame(name):
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_a_drawing_is_on_one_page(name):
+def test_docs_drawings_a_drawing_is_on_one_page(name):
     line = f'--8<-- "docs/diagrams/{name}.svg"'
     assert sum(page.read_text().count(line) for page in PAGES) == 1
 
 
-def test_what_does_not_fit_a_box_is_refused():
+def test_docs_drawings_what_does_not_fit_a_box_is_refused():
     drawing = diagrams.Drawing("x", 10, "x", "x")
     with pytest.raises(ValueError, match="too long for 20"):
         drawing.box(0, 0, 20, 10, ["much too long for that"])

@@ -11,13 +11,13 @@ from docs.pages import ROOT
 RECORDS = {path.stem: json.loads(path.read_text()) for path in gallery_page.RESULTS.glob("*.json")}
 
 
-def test_pages_are_current():
+def test_docs_gallery_pages_are_current():
     made = gallery_page.pages()
     there = {path: path.read_text(encoding="utf-8") for path in gallery_page.DOCS.iterdir()}
     assert there == made, "run: python tools/gallery_page.py"
 
 
-def test_every_page_is_reached_from_the_navigation():
+def test_docs_gallery_every_page_is_reached_from_the_navigation():
     """The navigation has an entry for each index page, and the index page links to the other pages of its folder."""
     navigation = (ROOT / "mkdocs.yml").read_text()
     for folder in ("gallery", "benchmarks", "decisions"):
@@ -29,7 +29,7 @@ def test_every_page_is_reached_from_the_navigation():
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_results_are_of_the_example_as_it_is(name):
+def test_docs_gallery_results_are_of_the_example_as_it_is(name):
     figures = RECORDS[name]["figures"]
     example = yaml.safe_load((ROOT / figures["example"]).read_text())
     assert example["pipeline"] == figures["pipeline"]
@@ -37,7 +37,7 @@ def test_results_are_of_the_example_as_it_is(name):
     assert {"cpu", "num_cores", "memory_bytes"} <= RECORDS[name]["machine"].keys()
 
 
-def test_curves_are_drawn_where_the_figures_are():
+def test_docs_gallery_curves_are_drawn_where_the_figures_are():
     figures = {
         "measure": "eval/accuracy",
         "learnt": "reward/mean",
@@ -49,7 +49,7 @@ def test_curves_are_drawn_where_the_figures_are():
     assert dots[:2] == [(46.0, 192.0), (624.0, 34.0)]
 
 
-def test_what_a_model_wrote_cannot_leave_its_block():
+def test_docs_gallery_what_a_model_wrote_cannot_leave_its_block():
     sample = {"prompt": "a|b <i>", "right": "1"}
     answer = {"text": "```\n# not a heading", "cut": False, "reward": 0.0}
     lines = gallery_page._sample(sample | {"before": answer, "after": answer | {"cut": True, "reward": None}})

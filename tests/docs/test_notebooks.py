@@ -16,7 +16,7 @@ def cells(path) -> list[str]:
     return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
 
 
-def test_notebooks_are_kept_without_outputs():
+def test_docs_notebooks_are_kept_without_outputs():
     found = [json.loads(path.read_text()) for path in NOTEBOOKS]
     assert len(found) >= 3
     assert all(notebook["nbformat"] == 4 for notebook in found)
@@ -25,7 +25,7 @@ def test_notebooks_are_kept_without_outputs():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path, workplace):
+def test_docs_notebooks_a_notebook_runs(path, workplace):
     names: dict = {"__name__": "__main__"}
 
     async def session() -> None:

@@ -63,12 +63,12 @@ def run(page: str, workplace: Path) -> None:
         exec(code, names)
 
 
-def test_every_python_block_is_python():
+def test_docs_python_every_python_block_is_python():
     for block in blocks("python"):
         compile(block.text, str(block), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-def test_every_file_that_a_block_includes_is_there():
+def test_docs_python_every_file_that_a_block_includes_is_there():
     included = [name for block in blocks() for name in re.findall(r'--\s*8\s*<.*"(.*)"', block.text)]
     assert included
     assert [name for name in included if not (ROOT / name).is_file()] == []
@@ -76,11 +76,11 @@ def test_every_file_that_a_block_includes_is_there():
 
 
 @pytest.mark.parametrize("page", OTHERS)
-def test_the_blocks_of_a_page_run(page, workplace):
+def test_docs_python_the_blocks_of_a_page_run(page, workplace):
     run(page, workplace)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WHOLE_RUNS)
-def test_the_runs_of_a_page_run(page, workplace):
+def test_docs_python_the_runs_of_a_page_run(page, workplace):
     run(page, workplace)

@@ -14,7 +14,7 @@ from sandbox.conftest import missing, served
 PAGE = "docs/sandbox-service.md"
 
 
-def test_sandbox_page_commands_of_curl_do_what_the_page_says(tmp_path: Path) -> None:
+def test_docs_sandbox_curl_sandbox_page_commands_of_curl_do_what_the_page_says(tmp_path: Path) -> None:
     for program in ("bash", "curl", "jq"):
         if shutil.which(program) is None:
             pytest.skip(f"'{program}' is not installed")

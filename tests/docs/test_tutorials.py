@@ -19,7 +19,7 @@ EVERY_GROUP = "algorithm.filters.skip_zero_variance=false"
 """A random model earns nothing, and a run in which no group says anything ends with a message of that and code 1."""
 
 
-def test_there_are_tutorials():
+def test_docs_tutorials_there_are_tutorials():
     assert len(BY_PAGE) == sum(len(list((ROOT / folder).glob("*.md"))) for folder in FOLDERS) >= 10
 
 
@@ -39,11 +39,11 @@ def try_out(page: str, directory: Path, capsys: pytest.CaptureFixture, only: tup
 
 
 @pytest.mark.parametrize("page", BY_PAGE)
-def test_what_a_tutorial_looks_at(page, workplace, capsys):
+def test_docs_tutorials_what_a_tutorial_looks_at(page, workplace, capsys):
     try_out(page, workplace, capsys, QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", BY_PAGE)
-def test_a_tutorial(page, workplace, capsys):
+def test_docs_tutorials_a_tutorial(page, workplace, capsys):
     try_out(page, workplace, capsys)

@@ -211,7 +211,7 @@ def _until(stop: str, sample: Sample, speaker: Speaker) -> Sample:
 
 
 @pytest.mark.parametrize("name", sorted(AGENTS))
-async def test_agents_edit_a_file_and_their_chains_are_what_the_engine_saw(
+async def test_extras_agent_edit_a_file_and_their_chains_are_what_the_engine_saw(
     name: str, default_model: Path, tmp_path: Path
 ) -> None:
     agent = AGENTS[name]

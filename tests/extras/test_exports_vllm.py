@@ -22,7 +22,7 @@ BOUND = 1e-4
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("gemma2", "phi3", "mixtral")])
-async def test_exports_have_the_log_probs_of_transformers_in_vllm(tmp_path: Path, name: str):
+async def test_extras_export_vllm_exports_have_the_log_probs_of_transformers_in_vllm(tmp_path: Path, name: str):
     directory = export_all(tmp_path, [name])[name]
     spec = EngineSpec(
         engine_id="engine-0", kind="vllm", model_path=str(directory), dtype="float32", max_context=192,

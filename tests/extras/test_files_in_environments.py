@@ -22,7 +22,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_no_test_of_files_is_skipped_in_their_environment(name: str) -> None:
+def test_extras_environment_no_test_of_files_is_skipped_in_their_environment(name: str) -> None:
     directory = extra_directory(name)
     programs = directory / "bin"
     command = [programs / "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", *FILES[name]]

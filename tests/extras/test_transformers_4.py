@@ -57,7 +57,7 @@ def compare(name: str, directory: Path, logits: np.ndarray, said: dict[str, Any]
     assert said["chat"] == tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
 
 
-def test_exports_are_read_alike_by_transformers_4_and_5(tmp_path: Path):
+def test_extras_transformers_4_exports_are_read_alike_by_transformers_4_and_5(tmp_path: Path):
     extra_python("transformers-4")
     models = export_all(tmp_path)
     logits, said = read_by_version_4(models, tmp_path)
@@ -69,7 +69,7 @@ def test_exports_are_read_alike_by_transformers_4_and_5(tmp_path: Path):
             assert np.array_equal(logits_of(directory), newer(torch.tensor(TOKENS)).logits.double().numpy()), name
 
 
-def test_exports_without_the_older_spellings_are_read_otherwise_by_transformers_4(tmp_path: Path):
+def test_extras_transformers_4_exports_without_the_older_spellings_are_read_otherwise_by_transformers_4(tmp_path: Path):
     """The comparison above can fail: without the older keys version 4 computes something else and says nothing."""
     extra_python("transformers-4")
     models = export_all(tmp_path, ["llama", "qwen2"])
@@ -87,7 +87,9 @@ def test_exports_without_the_older_spellings_are_read_otherwise_by_transformers_
         compare(name, directory, logits[name], said[name])
 
 
-def test_exports_of_the_default_model_are_read_alike_by_transformers_4_and_5(tmp_path: Path, default_model: Path):
+def test_extras_transformers_4_exports_of_the_default_model_are_read_alike_by_transformers_4_and_5(
+    tmp_path: Path, default_model: Path
+):
     extra_python("transformers-4")
     directory = Path(shutil.copytree(default_model, tmp_path / "model"))
     write_older_spellings(directory)

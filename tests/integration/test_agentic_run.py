@@ -54,7 +54,9 @@ def rows(directory: Path, kind: str = "train") -> list[dict[str, Any]]:
     return [row for row in found if row["kind"] == kind]
 
 
-def test_a_users_own_class_is_trained_in_processes_of_its_own(tmp_path: Path, tiny_model: Path, own: str) -> None:
+def test_agentic_run_a_users_own_class_is_trained_in_processes_of_its_own(
+    tmp_path: Path, tiny_model: Path, own: str
+) -> None:
     roll.train(config(tmp_path, tiny_model, [{"environment": own, "num_turns": 2, "reward": REWARD}]))
     first, last = rows(tmp_path)
     assert any(row.get("training/stepped") for row in (first, last))
@@ -88,7 +90,7 @@ def table(directory: Path, step: int) -> list[dict[str, Any]]:
     return parquet.read_table(directory / "run" / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
 
 
-def test_a_groups_rollouts_begin_alike_and_the_prompt_is_what_the_environment_says(
+def test_agentic_run_a_groups_rollouts_begin_alike_and_the_prompt_is_what_the_environment_says(
     tmp_path: Path, tiny_model: Path, own: str
 ) -> None:
     entry = {"environment": own, "num_turns": 2, "host": "loop", "system_prompt": "S", "prompt_template": "<{prompt}>"}
@@ -103,7 +105,7 @@ def test_a_groups_rollouts_begin_alike_and_the_prompt_is_what_the_environment_sa
 
 
 @pytest.mark.parametrize("async_ratio", [0, 1])
-def test_environments_are_mixed_by_a_curriculum_and_a_resumed_run_goes_on_alike(
+def test_agentic_run_environments_are_mixed_by_a_curriculum_and_a_resumed_run_goes_on_alike(
     tmp_path: Path, tiny_model: Path, own: str, async_ratio: float
 ) -> None:
     environments = [{"environment": own, "num_turns": 3, "host": "loop"},
@@ -127,7 +129,7 @@ def test_environments_are_mixed_by_a_curriculum_and_a_resumed_run_goes_on_alike(
     assert resumed["success_rates"] == state["success_rates"]
 
 
-def test_mistakes_are_named_before_anything_starts(tmp_path: Path, tiny_model: Path, own: str) -> None:
+def test_agentic_run_mistakes_are_named_before_anything_starts(tmp_path: Path, tiny_model: Path, own: str) -> None:
     with pytest.raises(ConfigError, match=r"unknown environment 'game:GuessTheNumber-v0-eazy'.*-easy"):
         roll.train(config(tmp_path, tiny_model, [{"environment": "game:GuessTheNumber-v0-eazy"}]))
     with pytest.raises(DataError, match=r"max_numbr"):

@@ -70,12 +70,12 @@ def recorded(directory: Path, column: str) -> list[Any]:
     return [value for file in files for value in parquet.read_table(file).to_pydict()[column]]
 
 
-def test_an_agent_with_openais_client_trains(tmp_path: Path, roomy_model: Path) -> None:
+def test_agent_run_an_agent_with_openais_client_trains(tmp_path: Path, roomy_model: Path) -> None:
     pytest.importorskip("openai")
     check(trained(tmp_path, roomy_model, {"function": f"{AGENTS / 'with_openai.py'}:agent"}))
 
 
-def test_forks_sub_agents_and_compacted_histories_are_trained_after_what_the_engine_saw(
+def test_agent_run_forks_sub_agents_and_compacted_histories_are_trained_after_what_the_engine_saw(
     tmp_path: Path, roomy_model: Path
 ) -> None:
     (tmp_path / "forks.py").write_text(FORKS)
@@ -85,13 +85,13 @@ def test_forks_sub_agents_and_compacted_histories_are_trained_after_what_the_eng
 
 
 @pytest.mark.slow
-def test_an_agent_of_a_published_framework_trains(tmp_path: Path, roomy_model: Path) -> None:
+def test_agent_run_an_agent_of_a_published_framework_trains(tmp_path: Path, roomy_model: Path) -> None:
     pytest.importorskip("agents", reason="openai-agents is not installed")
     check(trained(tmp_path, roomy_model, {"function": f"{AGENTS / 'with_agents_sdk.py'}:agent"}))
 
 
 @pytest.mark.slow
-def test_a_shell_program_in_a_sandbox_trains(tmp_path: Path, roomy_model: Path) -> None:
+def test_agent_run_a_shell_program_in_a_sandbox_trains(tmp_path: Path, roomy_model: Path) -> None:
     if not shutil.which("bwrap"):
         pytest.skip("there is no bubblewrap here")
     agent = {

@@ -37,7 +37,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("preset", presets(name for name in PRESET_NAMES if name not in MULTI_TURN))
-def test_a_preset_trains(tmp_path: Path, tiny_model: Path, preset: str) -> None:
+def test_algorithm_run_a_preset_trains(tmp_path: Path, tiny_model: Path, preset: str) -> None:
     roll.train(config(tmp_path, tiny_model, {"type": preset}, checkpoint={"at_end": False}))
     rows = steps(tmp_path)
     stepped = [row for row in rows if row.get("training/stepped")]
@@ -47,7 +47,7 @@ def test_a_preset_trains(tmp_path: Path, tiny_model: Path, preset: str) -> None:
 
 
 @pytest.mark.parametrize("preset", presets(MULTI_TURN))
-def test_a_method_with_turns_trains_on_the_game(tmp_path: Path, tiny_model: Path, preset: str) -> None:
+def test_algorithm_run_a_method_with_turns_trains_on_the_game(tmp_path: Path, tiny_model: Path, preset: str) -> None:
     from pyarrow import parquet
 
     changes = {
@@ -63,7 +63,7 @@ def test_a_method_with_turns_trains_on_the_game(tmp_path: Path, tiny_model: Path
     assert all(row["token_ids"] for row in table)
 
 
-def test_several_updates_hold_old_logprobs_fixed_and_clip(tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_run_several_updates_hold_old_logprobs_fixed_and_clip(tmp_path: Path, tiny_model: Path) -> None:
     algorithm = {
         "type": "grpo",
         "updates": {"num_minibatches": 2, "num_epochs": 2},
@@ -77,7 +77,9 @@ def test_several_updates_hold_old_logprobs_fixed_and_clip(tmp_path: Path, tiny_m
     assert any(row["training/policy/clip_fraction"] > 0 for row in rows)  # the second epoch has left ratio 1
 
 
-def test_a_kl_penalty_in_the_reward_reaches_the_target_coefficient(tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_run_a_kl_penalty_in_the_reward_reaches_the_target_coefficient(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     algorithm = {
         "type": "reinforce_pp",
         "kl": {"coefficient": 0.1, "target": 1e-9, "horizon": 12, "estimator": "k3"},
@@ -89,7 +91,7 @@ def test_a_kl_penalty_in_the_reward_reaches_the_target_coefficient(tmp_path: Pat
     assert found == pytest.approx([0.1, 0.08, 0.096])
 
 
-def test_refills_are_bounded_and_every_draw_has_a_fate(tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_run_refills_are_bounded_and_every_draw_has_a_fate(tmp_path: Path, tiny_model: Path) -> None:
     never = [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "(?!)", "require_finished": False}]}]
     algorithm = {"type": "dapo", "filters": {"max_refills": 2}}
     roll.train(config(tmp_path, tiny_model, algorithm, data=never))
@@ -99,7 +101,7 @@ def test_refills_are_bounded_and_every_draw_has_a_fate(tmp_path: Path, tiny_mode
     assert rows[-1]["ledger/in_flight"] == 0
 
 
-def test_an_alarm_stops_the_run_at_a_boundary(tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_run_an_alarm_stops_the_run_at_a_boundary(tmp_path: Path, tiny_model: Path) -> None:
     from roll.errors import AlarmError
 
     never = [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "(?!)", "require_finished": False}]}]
@@ -112,7 +114,7 @@ def test_an_alarm_stops_the_run_at_a_boundary(tmp_path: Path, tiny_model: Path) 
     assert not list((tmp_path / "run" / "checkpoints").iterdir())  # nothing was trained
 
 
-def test_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_run_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_model: Path) -> None:
     directory = Path(__file__).parents[2] / "examples" / "algorithms"
     algorithm = {
         "advantage": {"function": f"{directory}/median_baseline.py:advantages"},
@@ -126,7 +128,7 @@ def test_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_
 
 
 @pytest.mark.parametrize("key", ["loss", "advantage.function"])
-def test_a_function_that_is_not_there_is_refused_before_anything_starts(
+def test_algorithm_run_a_function_that_is_not_there_is_refused_before_anything_starts(
     tmp_path: Path, tiny_model: Path, key: str
 ) -> None:
     from roll.errors import ConfigError

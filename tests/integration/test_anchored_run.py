@@ -78,7 +78,7 @@ GO = [{"seed": seed, "actions": [f"go {seed}", f"go {seed}", "done"]} for seed i
 
 
 @pytest.mark.parametrize("kind", ["parallel", pytest.param("rollback", marks=pytest.mark.slow)])
-def test_groups_begin_at_anchors_are_trained_and_a_resumed_run_goes_on_bit_for_bit(
+def test_anchor_run_groups_begin_at_anchors_are_trained_and_a_resumed_run_goes_on_bit_for_bit(
     tmp_path: Path, tiny_model: Path, kind: str
 ) -> None:
     environment = world(tmp_path)
@@ -108,7 +108,7 @@ def test_groups_begin_at_anchors_are_trained_and_a_resumed_run_goes_on_bit_for_b
     assert all(states[0][key] == states[1][key] for key in ("kept", "begun", "unrepeated", "data", "pending"))
 
 
-def test_mistakes_in_demonstrations_are_named_before_training(tmp_path: Path, tiny_model: Path) -> None:
+def test_anchor_run_mistakes_in_demonstrations_are_named_before_training(tmp_path: Path, tiny_model: Path) -> None:
     def refused(row: dict[str, Any], words: str, noise: str = "False") -> None:
         environment = world(tmp_path, noise)
         with pytest.raises(DataError, match=words):

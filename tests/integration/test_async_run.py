@@ -73,7 +73,7 @@ def other(name: str, directory: Path, source: Path, **changes: Any) -> dict[str,
 
 
 @pytest.mark.parametrize("pipeline", ["rlvr", "preference_online"])
-def test_the_asynchronous_loop_at_ratio_0_gives_the_synchronous_numbers_bit_for_bit(
+def test_async_run_the_asynchronous_loop_at_ratio_0_gives_the_synchronous_numbers_bit_for_bit(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str
 ) -> None:
     roll.train(config(tmp_path / "a", tiny_model, scheduling={}, pipeline=pipeline))
@@ -87,7 +87,9 @@ def test_the_asynchronous_loop_at_ratio_0_gives_the_synchronous_numbers_bit_for_
 
 
 @pytest.mark.parametrize(("ratio", "mode"), [(0.5, "keep"), (1, "keep"), (1, "abort"), (1, "drain"), (2, "keep")])
-def test_generation_runs_ahead_within_the_bound(tmp_path: Path, tiny_model: Path, ratio: float, mode: str) -> None:
+def test_async_run_generation_runs_ahead_within_the_bound(
+    tmp_path: Path, tiny_model: Path, ratio: float, mode: str
+) -> None:
     roll.train(config(tmp_path, tiny_model, scheduling={"async_ratio": float(ratio), "pause_mode": mode}, num_steps=5))
     found = rows(tmp_path)
     assert [row["step"] for row in found] == [1, 2, 3, 4, 5]
@@ -99,7 +101,7 @@ def test_generation_runs_ahead_within_the_bound(tmp_path: Path, tiny_model: Path
 
 
 @pytest.mark.parametrize("pipeline", list(OTHERS))
-def test_every_online_pipeline_generates_ahead_within_the_bound(
+def test_async_run_every_online_pipeline_generates_ahead_within_the_bound(
     tmp_path: Path, tiny_model: Path, pipeline: str
 ) -> None:
     scheduling, quiet = {"async_ratio": 2.0}, {"before_training": False, "num_prompts": 1}
@@ -115,7 +117,7 @@ def test_every_online_pipeline_generates_ahead_within_the_bound(
 
 @pytest.mark.vllm
 @pytest.mark.timeout(120)
-def test_with_vllm_too(tmp_path: Path, servable_model: Path) -> None:
+def test_async_run_with_vllm_too(tmp_path: Path, servable_model: Path) -> None:
     pytest.importorskip("vllm")
     scheduling = {"async_ratio": 1}
     roll.train(config(tmp_path, servable_model, scheduling=scheduling, num_steps=3, inference={"engine": "vllm"}))
@@ -126,7 +128,7 @@ def test_with_vllm_too(tmp_path: Path, servable_model: Path) -> None:
     assert {entry["fate"] for entry in ledger(tmp_path)} <= {"trained", "filtered"}
 
 
-def test_what_was_given_up_for_its_age_is_recorded(
+def test_async_run_what_was_given_up_for_its_age_is_recorded(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []

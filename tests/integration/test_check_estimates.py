@@ -184,7 +184,7 @@ def looked_at(
     return memory, step_s / report.step_s if report.step_s else 0.0
 
 
-def test_a_script_without_a_guard_may_check_a_run(tmp_path: Path, model: Path) -> None:
+def test_check_estimates_a_script_without_a_guard_may_check_a_run(tmp_path: Path, model: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
     config = {"name": "run", "pipeline": "sft", "model": str(model), "data": [{"source": "file", "path": str(rows)}]}
@@ -195,7 +195,7 @@ def test_a_script_without_a_guard_may_check_a_run(tmp_path: Path, model: Path) -
 
 
 @pytest.mark.parametrize("name", SUPERVISED)
-def test_a_pipeline_of_examples_takes_the_memory_and_time_that_were_estimated(
+def test_check_estimates_a_pipeline_of_examples_takes_the_memory_and_time_that_were_estimated(
     tmp_path: Path, model: Path, name: str
 ) -> None:
     rows, changes = SUPERVISED[name]
@@ -225,7 +225,7 @@ def of_texts(directory: Path, training: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SMALLER)
-def test_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, name: str) -> None:
+def test_check_estimates_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, name: str) -> None:
     """Within 10 %, at the width of SmolLM2-135M."""
     changes = SMALLER[name]
     more = of_texts(tmp_path, changes.get("training", {}))
@@ -237,7 +237,9 @@ def test_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, nam
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_mixture_takes_the_memory_that_was_estimated(tmp_path: Path, mixture: Path, name: str) -> None:
+def test_check_estimates_a_mixture_takes_the_memory_that_was_estimated(
+    tmp_path: Path, mixture: Path, name: str
+) -> None:
     """Within 10 %."""
     more = of_texts(tmp_path, MIXTURES[name])
     with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
@@ -247,7 +249,9 @@ def test_a_mixture_takes_the_memory_that_was_estimated(tmp_path: Path, mixture: 
 
 
 @pytest.mark.parametrize("ep", [1, 2])
-def test_ranks_of_a_mixture_take_the_memory_that_was_estimated(tmp_path: Path, mixture: Path, ep: int) -> None:
+def test_check_estimates_ranks_of_a_mixture_take_the_memory_that_was_estimated(
+    tmp_path: Path, mixture: Path, ep: int
+) -> None:
     """Each of two, which divide experts or gather them: within 10 %."""
     config = {
         **of_texts(tmp_path, {"parallel": {"ep": ep}}),
@@ -270,7 +274,9 @@ def test_ranks_of_a_mixture_take_the_memory_that_was_estimated(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", ONLINE)
-def test_a_pipeline_of_rollouts_takes_the_memory_that_was_estimated(tmp_path: Path, model: Path, name: str) -> None:
+def test_check_estimates_a_pipeline_of_rollouts_takes_the_memory_that_was_estimated(
+    tmp_path: Path, model: Path, name: str
+) -> None:
     rows = [{"prompt": word * 4, "answer": "1"} for word in WORDS]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

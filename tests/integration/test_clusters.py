@@ -64,7 +64,9 @@ def config_in(place: Path, model: Path, **changes: object) -> Path:
     return path
 
 
-def test_the_slurm_script_trains_on_two_nodes_and_goes_on_after_its_time_limit(tmp_path, tiny_model, environment):
+def test_cluster_run_the_slurm_script_trains_on_two_nodes_and_goes_on_after_its_time_limit(
+    tmp_path, tiny_model, environment
+):
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
@@ -108,7 +110,7 @@ def test_the_slurm_script_trains_on_two_nodes_and_goes_on_after_its_time_limit(t
     assert (written["num_nodes"], written["devices_per_node"]) == (2, 1)
 
 
-def test_a_job_that_is_submitted_to_ray_trains_there(tmp_path, tiny_model, environment):
+def test_cluster_run_a_job_that_is_submitted_to_ray_trains_there(tmp_path, tiny_model, environment):
     if importlib.util.find_spec("aiohttp_cors") is None:
         pytest.skip("the server of `ray job submit` is not installed (pip install 'ray[default]')")
     work, output = tmp_path / "work", tmp_path / "runs"

@@ -40,7 +40,9 @@ def steps(directory: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "train"]
 
 
-def test_a_run_trains_on_what_programs_do_and_leaves_none_behind(tmp_path: Path, tiny_model: Path) -> None:
+def test_code_reward_run_a_run_trains_on_what_programs_do_and_leaves_none_behind(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     """One token is a program: a digit runs, most others do not."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(4)]
@@ -56,7 +58,7 @@ def test_a_run_trains_on_what_programs_do_and_leaves_none_behind(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_what_right_answers_took_is_remembered_over_a_resume(tmp_path: Path, tiny_model: Path) -> None:
+def test_code_reward_run_what_right_answers_took_is_remembered_over_a_resume(tmp_path: Path, tiny_model: Path) -> None:
     tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(2)]
     roll.train(config(tmp_path, tiny_model, tasks, checkpoint={"at_end": True}))
     file = tmp_path / "run" / "checkpoints" / "step-000002" / "state.json"
@@ -72,7 +74,7 @@ def test_what_right_answers_took_is_remembered_over_a_resume(tmp_path: Path, tin
 
 
 @pytest.mark.slow
-def test_a_run_with_the_sandboxes_of_a_service_has_the_same_rewards(
+def test_code_reward_run_a_run_with_the_sandboxes_of_a_service_has_the_same_rewards(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(4)]
@@ -92,7 +94,7 @@ def test_a_run_with_the_sandboxes_of_a_service_has_the_same_rewards(
 
 
 @pytest.mark.slow
-def test_a_token_that_is_revoked_stops_the_run_and_a_new_one_resumes_it(
+def test_code_reward_run_a_token_that_is_revoked_stops_the_run_and_a_new_one_resumes_it(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(4)]
@@ -117,7 +119,7 @@ def test_a_token_that_is_revoked_stops_the_run_and_a_new_one_resumes_it(
         assert steps(tmp_path)[-1]["step"] == reached + 1
 
 
-def test_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(
+def test_code_reward_run_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(3)]
@@ -128,7 +130,7 @@ def test_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(
     assert "attempt 2 of 2" not in caplog.text  # no repetition can help
 
 
-def test_a_missing_tool_chain_stops_the_run_before_it_starts(
+def test_code_reward_run_a_missing_tool_chain_stops_the_run_before_it_starts(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     which = shutil.which

@@ -35,7 +35,7 @@ def state_of(checkpoint: Path, name: str, scratch: Path) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
-def test_a_resumed_run_with_critics_and_a_reference_equals_an_uninterrupted_one(
+def test_critic_run_a_resumed_run_with_critics_and_a_reference_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, lora: dict[str, Any] | None
 ) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": lora}
@@ -59,7 +59,7 @@ def test_a_resumed_run_with_critics_and_a_reference_equals_an_uninterrupted_one(
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_critics_and_a_reference_run_on_ray_with_several_ranks(tmp_path: Path, tiny_model: Path) -> None:
+def test_critic_run_critics_and_a_reference_run_on_ray_with_several_ranks(tmp_path: Path, tiny_model: Path) -> None:
     cluster = {
         "type": "ray",
         "devices_per_node": 4,
@@ -80,7 +80,7 @@ def test_critics_and_a_reference_run_on_ray_with_several_ranks(tmp_path: Path, t
 
 
 @pytest.mark.parametrize("changes", [{}, {"updates": {"num_epochs": 2}}, {"kl": {"coefficient": 0.1}}])
-def test_a_shared_critic_learns_in_the_policys_updates(
+def test_critic_run_a_shared_critic_learns_in_the_policys_updates(
     tmp_path: Path, tiny_model: Path, changes: dict[str, Any]
 ) -> None:
     algorithm = {"type": "ppo", "critic": {"shared": True, "head_learning_rate": 0.02}, **changes}

@@ -54,7 +54,7 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     ],
     ids=["kept", "mixed", "loss", "adapters"],
 )
-def test_the_student_comes_near_its_teacher_and_uses_every_example_once_an_epoch(
+def test_distill_offline_run_the_student_comes_near_its_teacher_and_uses_every_example_once_an_epoch(
     tmp_path: Path, tiny_model: Path, teacher: Path, changes: dict[str, Any]
 ) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": changes.pop("lora", None)}
@@ -69,7 +69,9 @@ def test_the_student_comes_near_its_teacher_and_uses_every_example_once_an_epoch
     assert measured["eval/loss"] == pytest.approx(last["eval/loss"], rel=1e-4)
 
 
-def test_runs_that_share_a_directory_ask_the_teacher_once(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
+def test_distill_offline_run_that_share_a_directory_ask_the_teacher_once(
+    tmp_path: Path, tiny_model: Path, teacher: Path
+) -> None:
     distillation = {"num_top": 4, "directory": str(tmp_path / "kept")}
     config = settings(tmp_path, tiny_model, teacher, output_dir=str(tmp_path), distillation=distillation)
     roll.train(config)
@@ -83,7 +85,7 @@ def test_runs_that_share_a_directory_ask_the_teacher_once(tmp_path: Path, tiny_m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["kept", "loss"])
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
+def test_distill_offline_run_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, teacher: Path, place: str
 ) -> None:
     config = settings(tmp_path, tiny_model, teacher, distillation={"place": place})
@@ -95,7 +97,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     assert_equal(run, reference)
 
 
-def test_a_check_names_a_teacher_with_another_vocabulary_and_what_is_kept(
+def test_distill_offline_run_a_check_names_a_teacher_with_another_vocabulary_and_what_is_kept(
     tmp_path: Path, tiny_model: Path, teacher: Path
 ) -> None:
     report = roll.check(settings(tmp_path, tiny_model, teacher, output_dir=str(tmp_path)))

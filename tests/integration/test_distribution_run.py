@@ -34,7 +34,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
-def test_a_resumed_run_keeps_its_distance_from_the_model_it_began_with(
+def test_output_distribution_run_a_resumed_run_keeps_its_distance_from_the_model_it_began_with(
     tmp_path: Path, tiny_model: Path, lora: dict[str, Any] | None
 ) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": lora}
@@ -48,7 +48,7 @@ def test_a_resumed_run_keeps_its_distance_from_the_model_it_began_with(
     assert 0 < distance[1] < distance[3]
 
 
-def test_credit_changes_the_first_update(tmp_path: Path, tiny_model: Path) -> None:
+def test_output_distribution_run_credit_changes_the_first_update(tmp_path: Path, tiny_model: Path) -> None:
     norms = {}
     for form in ("none", "coupled"):
         algorithm = ALGORITHM | {"credit": {"type": form, "horizon_start": 2}}
@@ -60,7 +60,7 @@ def test_credit_changes_the_first_update(tmp_path: Path, tiny_model: Path) -> No
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_several_ranks_on_ray_find_the_same(tmp_path: Path, tiny_model: Path) -> None:
+def test_output_distribution_run_several_ranks_on_ray_find_the_same(tmp_path: Path, tiny_model: Path) -> None:
     cluster = {
         "type": "ray",
         "devices_per_node": 4,

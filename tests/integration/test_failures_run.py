@@ -60,7 +60,7 @@ def failing(own: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_reward_that_always_fails_stops_the_run_in_its_first_step_and_names_why(
+def test_failure_run_a_reward_that_always_fails_stops_the_run_in_its_first_step_and_names_why(
     tmp_path: Path, tiny_model: Path, own: Path
 ) -> None:
     settings = config(tmp_path, tiny_model, data=failing(own), evaluation={"before_training": False})
@@ -73,7 +73,7 @@ def test_a_reward_that_always_fails_stops_the_run_in_its_first_step_and_names_wh
     assert (summary["num_trained_steps"], summary["infra_errors"]) == (0, 12)
 
 
-def test_with_the_alarms_off_such_a_run_ends_but_not_with_0(
+def test_failure_run_with_the_alarms_off_such_a_run_ends_but_not_with_0(
     tmp_path: Path, tiny_model: Path, own: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = config(tmp_path, tiny_model, data=failing(own), alarms={"stop_on": []}, training={"num_steps": 1})
@@ -84,7 +84,9 @@ def test_with_the_alarms_off_such_a_run_ends_but_not_with_0(
     assert "none of 1 steps trained anything; 12 answers got no reward" in said
 
 
-def test_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(tmp_path: Path, tiny_model: Path) -> None:
+def test_failure_run_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     said: list[int] = []
     data = [{"source": "arithmetic", "reward": "math", "held_out": 0}]
     settings = config(tmp_path, tiny_model, data=data, training={"num_steps": 1}, checkpoint={"keep_best": True})
@@ -94,7 +96,9 @@ def test_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(tmp_path: 
     assert "the run is not evaluated, and keep_best has nothing to go by" in log
 
 
-def test_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(tmp_path: Path, tiny_model: Path, own: Path) -> None:
+def test_failure_run_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(
+    tmp_path: Path, tiny_model: Path, own: Path
+) -> None:
     settings = config(tmp_path, tiny_model, algorithm={"loss": f"{own}:loss"})
     with pytest.raises(LossError, match=rf"loss '{own}:loss' failed at {own}:16: IndexError: no such column"):
         roll.train(settings)
@@ -107,7 +111,7 @@ def test_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(tmp_path: Path,
     assert roll.resume(tmp_path / "run").num_steps == 5
 
 
-def test_eval_prints_one_json_object_and_nothing_else(
+def test_failure_run_eval_prints_one_json_object_and_nothing_else(
     tmp_path: Path, tiny_model: Path, own: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.yaml"

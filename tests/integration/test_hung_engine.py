@@ -73,7 +73,7 @@ async def until_running(proxy: LLMProxy, count: int) -> None:
     await asyncio.sleep(0.05)
 
 
-async def test_an_embedded_engine_whose_computation_never_ends_is_left_behind(
+async def test_hung_engine_an_embedded_engine_whose_computation_never_ends_is_left_behind(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hf, "CLOSE_LIMIT_S", 0.5)
@@ -99,7 +99,9 @@ async def test_an_embedded_engine_whose_computation_never_ends_is_left_behind(
 
 
 @pytest.mark.vllm
-async def test_a_stopped_vllm_process_is_killed_and_its_requests_go_on(servable_model: Path, tmp_path: Path) -> None:
+async def test_hung_engine_a_stopped_vllm_process_is_killed_and_its_requests_go_on(
+    servable_model: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("vllm")
     engines = await LocalCluster().start_engines([spec(servable_model, "vllm", "a", tmp_path / "a.log")], "actor_infer")
     async with serving(engines) as proxy:
@@ -117,7 +119,7 @@ async def test_a_stopped_vllm_process_is_killed_and_its_requests_go_on(servable_
 
 
 @pytest.mark.vllm
-async def test_a_vllm_process_that_stops_while_it_starts_is_ended_with_its_start(
+async def test_hung_engine_a_vllm_process_that_stops_while_it_starts_is_ended_with_its_start(
     servable_model: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("vllm")
@@ -154,7 +156,7 @@ def ray_here() -> Iterator[None]:
 
 
 @pytest.mark.ray
-async def test_a_stopped_actor_is_killed_and_its_requests_go_on(tiny_model: Path, ray_here: None) -> None:
+async def test_hung_engine_a_stopped_actor_is_killed_and_its_requests_go_on(tiny_model: Path, ray_here: None) -> None:
     from roll.cluster.ray_engines import RayEngine
 
     engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
@@ -177,7 +179,9 @@ async def test_a_stopped_actor_is_killed_and_its_requests_go_on(tiny_model: Path
 
 
 @pytest.mark.ray
-async def test_an_engine_on_ray_reports_what_its_own_scheduler_says(tiny_model: Path, ray_here: None) -> None:
+async def test_hung_engine_an_engine_on_ray_reports_what_its_own_scheduler_says(
+    tiny_model: Path, ray_here: None
+) -> None:
     from roll.cluster.ray_engines import RayEngine
 
     engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})

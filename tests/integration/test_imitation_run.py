@@ -35,7 +35,9 @@ def rows(directory: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_random_model_learns_the_game_from_an_expert(tmp_path: Path, tiny_model: Path, updates: int) -> None:
+def test_imitation_run_a_random_model_learns_the_game_from_an_expert(
+    tmp_path: Path, tiny_model: Path, updates: int
+) -> None:
     algorithm = {**IPA, "updates": {"num_epochs": updates}}
     roll.train(config(tmp_path, tiny_model, {**GAME, "demonstrations": True}, algorithm))
     train = rows(tmp_path, "train")
@@ -45,7 +47,7 @@ def test_a_random_model_learns_the_game_from_an_expert(tmp_path: Path, tiny_mode
     assert evaluation["eval/accuracy"] > 0.5
 
 
-def test_without_demonstrations_it_does_not(tmp_path: Path, tiny_model: Path) -> None:
+def test_imitation_run_without_demonstrations_it_does_not(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model, GAME, IPA))
     assert "data/demonstrations" not in rows(tmp_path, "train")[0]
     (evaluation,) = rows(tmp_path, "evaluation")
@@ -53,7 +55,7 @@ def test_without_demonstrations_it_does_not(tmp_path: Path, tiny_model: Path) ->
 
 
 @pytest.mark.parametrize("when", ["always", "unsolved"])
-def test_a_column_of_answers_is_imitated_with_a_critic_and_a_penalty(
+def test_imitation_run_a_column_of_answers_is_imitated_with_a_critic_and_a_penalty(
     tmp_path: Path, tiny_model: Path, when: str
 ) -> None:
     path = tmp_path / "sums.jsonl"
@@ -72,7 +74,7 @@ def test_a_column_of_answers_is_imitated_with_a_critic_and_a_penalty(
     assert all(row["training/stepped"] for row in train)
 
 
-def test_a_step_of_demonstrations_alone_trains_with_kl_in_the_reward_and_resumes(
+def test_imitation_run_a_step_of_demonstrations_alone_trains_with_kl_in_the_reward_and_resumes(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     """No random answer is right, so all groups are filtered, and nothing of the policy's own is trained."""

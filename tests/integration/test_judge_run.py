@@ -63,7 +63,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "train"]
 
 
-def test_a_run_learns_from_its_own_judge_whose_weights_stay(
+def test_judge_run_a_run_learns_from_its_own_judge_whose_weights_stay(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updated: set[str] = set()
@@ -85,7 +85,7 @@ def test_a_run_learns_from_its_own_judge_whose_weights_stay(
     assert (tmp_path / "run" / "logs" / "judge-1.log").is_file()
 
 
-def test_a_judge_that_dies_is_replaced_and_no_answer_pays_for_it(
+def test_judge_run_a_judge_that_dies_is_replaced_and_no_answer_pays_for_it(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It dies with a request under way; undisturbed, the same rewards come out."""
@@ -108,7 +108,7 @@ def test_a_judge_that_dies_is_replaced_and_no_answer_pays_for_it(
     assert [row["reward/mean"] for row in rows] == undisturbed
 
 
-def test_without_a_judge_every_rollout_is_an_infrastructure_error_and_the_run_stops(
+def test_judge_run_without_a_judge_every_rollout_is_an_infrastructure_error_and_the_run_stops(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = HFEngine.generate
@@ -131,7 +131,7 @@ def test_without_a_judge_every_rollout_is_an_infrastructure_error_and_the_run_st
     assert row["judge/replaced"] > 0 and row["policy_version"] == 0
 
 
-async def test_an_engine_that_cannot_be_started_again_is_tried_again_with_the_next_request(
+async def test_judge_run_an_engine_that_cannot_be_started_again_is_tried_again_with_the_next_request(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = RLVRConfig.model_validate(config(tmp_path, tiny_model, {"model": str(tiny_judge)}))
@@ -169,7 +169,7 @@ async def test_an_engine_that_cannot_be_started_again_is_tried_again_with_the_ne
         await judge.close()
 
 
-async def test_a_judge_that_does_not_answer_in_time_is_unreachable_and_left_nothing_to_do(
+async def test_judge_run_a_judge_that_does_not_answer_in_time_is_unreachable_and_left_nothing_to_do(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path
 ) -> None:
     settings = RLVRConfig.model_validate(config(tmp_path, tiny_model, {"model": str(tiny_judge)}))
@@ -193,7 +193,7 @@ async def test_a_judge_that_does_not_answer_in_time_is_unreachable_and_left_noth
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_on_ray_a_killed_judge_is_replaced_on_its_own_device(
+def test_judge_run_on_ray_a_killed_judge_is_replaced_on_its_own_device(
     tmp_path: Path, tiny_model: Path, tiny_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = uuid.uuid4().hex
@@ -254,7 +254,7 @@ def rollout_of(question: str, text: str) -> Rollout:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hf", pytest.param("vllm", marks=pytest.mark.vllm)])
-async def test_the_default_model_judges_in_form_and_alike_after_it_was_killed(
+async def test_judge_run_the_default_model_judges_in_form_and_alike_after_it_was_killed(
     kind: str, tmp_path: Path, tiny_model: Path, default_model: Path
 ) -> None:
     if kind == "vllm":

@@ -26,7 +26,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_rows_and_a_closure_train_inside_a_running_loop_and_callbacks_hear_of_it(
+def test_python_api_run_rows_and_a_closure_train_inside_a_running_loop_and_callbacks_hear_of_it(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     wanted = "a"
@@ -54,7 +54,9 @@ def test_rows_and_a_closure_train_inside_a_running_loop_and_callbacks_hear_of_it
     assert "reward/python/reward" in rows_of(tmp_path / "run")[1]
 
 
-def test_a_run_with_objects_is_continued_with_the_same_objects_alone(tmp_path: Path, tiny_model: Path) -> None:
+def test_python_api_run_a_run_with_objects_is_continued_with_the_same_objects_alone(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     def reward(text, answer, metadata):
         return len(text) % 3
 
@@ -73,7 +75,9 @@ def test_a_run_with_objects_is_continued_with_the_same_objects_alone(tmp_path: P
     assert roll.evaluate(run / "config.yaml", model=run, data=ROWS, reward=reward)["eval/num_answers"] > 0
 
 
-def test_a_failing_callback_is_named_with_its_step_and_its_place(tmp_path: Path, tiny_model: Path) -> None:
+def test_python_api_run_a_failing_callback_is_named_with_its_step_and_its_place(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     def watch(step: int, metrics: dict[str, float]) -> None:
         raise KeyError("accuracy of the day")
 
@@ -84,7 +88,9 @@ def test_a_failing_callback_is_named_with_its_step_and_its_place(tmp_path: Path,
     assert [row["step"] for row in rows_of(tmp_path / "run") if row["kind"] == "train"] == [1], "the step is recorded"
 
 
-def test_an_evaluation_that_fails_beside_training_loses_no_step(tmp_path: Path, tiny_model: Path) -> None:
+def test_python_api_run_an_evaluation_that_fails_beside_training_loses_no_step(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     def watch(step: int, metrics: dict[str, float]) -> None:
         if step == 1:
             raise KeyError("accuracy of the day")
@@ -98,7 +104,9 @@ def test_an_evaluation_that_fails_beside_training_loses_no_step(tmp_path: Path, 
     assert saved.name == "step-000002", "the step that it ran beside is whole"
 
 
-def test_a_reward_that_cannot_travel_runs_here_with_a_warning(tmp_path: Path, tiny_model: Path, caplog: Any) -> None:
+def test_python_api_run_a_reward_that_cannot_travel_runs_here_with_a_warning(
+    tmp_path: Path, tiny_model: Path, caplog: Any
+) -> None:
     lock = threading.Lock()
     seen: list[str] = []
 
@@ -115,7 +123,7 @@ def test_a_reward_that_cannot_travel_runs_here_with_a_warning(tmp_path: Path, ti
     )
 
 
-def test_an_environment_of_the_users_own_is_played(tmp_path: Path, tiny_model: Path) -> None:
+def test_python_api_run_an_environment_of_the_users_own_is_played(tmp_path: Path, tiny_model: Path) -> None:
     file = tmp_path / "echo.py"
     file.write_text(
         "class Echo:\n"
@@ -134,7 +142,9 @@ def test_an_environment_of_the_users_own_is_played(tmp_path: Path, tiny_model: P
     assert "reward/environment/environment" in rows[1] or "reward/environment/environment" in rows[0]
 
 
-def test_the_page_on_notebooks_shows_a_program_that_runs(tmp_path: Path, tiny_model: Path, monkeypatch: Any) -> None:
+def test_python_api_run_the_page_on_notebooks_shows_a_program_that_runs(
+    tmp_path: Path, tiny_model: Path, monkeypatch: Any
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
     program = page.partition("```python\n")[2].partition("```")[0]
     assert len([line for line in program.splitlines() if line.strip()]) <= 15

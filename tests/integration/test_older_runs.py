@@ -56,14 +56,14 @@ def test_older_run_is_shown_and_exported(runs: Path, name: str, tmp_path: Path) 
     assert all((exported[key] == saved[key]).all() for key in saved)
 
 
-def test_older_recording_is_replayed(runs: Path) -> None:
+def test_older_run_older_recording_is_replayed(runs: Path) -> None:
     roll.replay(runs / "rlvr")
     recorded, replayed = rows(runs / "rlvr"), rows(runs / "rlvr-replay")
     for key in ("training/loss", "training/grad_norm", "training/policy/entropy_estimate", "reward/mean"):
         assert [row[key] for row in replayed] == pytest.approx([row[key] for row in recorded], rel=1e-4, abs=1e-6), key
 
 
-def test_older_configurations_load(runs: Path) -> None:
+def test_older_run_older_configurations_load(runs: Path) -> None:
     files = [*runs.glob("*/config.yaml"), *runs.parent.glob("examples/*.yaml")]
     assert len(files) > 20
     for file in files:

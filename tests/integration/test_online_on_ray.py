@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_on_ray_learns_what_one_process_learns(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_online_ray_a_run_on_ray_learns_what_one_process_learns(tmp_path: Path, tiny_model: Path, name: str) -> None:
     method, devices, metric = METHODS[name]
     settings = {**tiny_config(tiny_model, num_steps=2), **method}
     if (place := settings.pop("place", "trainer")) and settings["pipeline"] == "distill":

@@ -45,7 +45,9 @@ def ledger(directory: Path) -> list[dict[str, Any]]:
     ],
     ids=["rejection_sampling", "preference_online"],
 )
-def test_a_rewarded_letter_becomes_more_frequent(tmp_path: Path, tiny_model: Path, method: dict[str, Any]) -> None:
+def test_online_run_a_rewarded_letter_becomes_more_frequent(
+    tmp_path: Path, tiny_model: Path, method: dict[str, Any]
+) -> None:
     summary = roll.train(config(tmp_path, tiny_model, training=FAST, **LETTERS, **method))
     assert summary.reward_first5 is not None and summary.reward_last5 is not None
     assert summary.reward_last5 > summary.reward_first5 + 0.2
@@ -64,7 +66,7 @@ def test_a_rewarded_letter_becomes_more_frequent(tmp_path: Path, tiny_model: Pat
     ],
     ids=["reverse", "forward", "jsd", "reward"],
 )
-def test_the_student_comes_near_its_teacher(
+def test_online_run_the_student_comes_near_its_teacher(
     tmp_path: Path, tiny_model: Path, teacher: Path, change: dict[str, Any]
 ) -> None:
     training = {**FAST, "num_steps": 16, "learning_rate": 3e-3}
@@ -73,7 +75,9 @@ def test_the_student_comes_near_its_teacher(
     assert sum(rows[-3:]) < 0.8 * sum(rows[:3])
 
 
-def test_teachers_in_a_trainer_and_in_an_engine_say_the_same(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
+def test_online_run_teachers_in_a_trainer_and_in_an_engine_say_the_same(
+    tmp_path: Path, tiny_model: Path, teacher: Path
+) -> None:
     for place in ("trainer", "engine"):
         where = {"teacher": {"model": str(teacher), "place": place}, "distillation": {"place": "reward"}}
         roll.train(config(tmp_path / place, tiny_model, **DISTILL, **where))
@@ -82,25 +86,25 @@ def test_teachers_in_a_trainer_and_in_an_engine_say_the_same(tmp_path: Path, tin
     assert [row[name] for row in found] == pytest.approx([row[name] for row in other], abs=1e-4)
 
 
-def test_the_model_that_a_run_trained_teaches(tmp_path: Path, tiny_model: Path) -> None:
+def test_online_run_the_model_that_a_run_trained_teaches(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model, name="run"))
     roll.train(config(tmp_path / "next", tiny_model, **DISTILL, teacher=str(tmp_path / "run")))
     assert steps(tmp_path / "next")[0]["training/distill/divergence"] > 0
 
 
-def test_the_student_is_its_own_teacher_at_no_distance(tmp_path: Path, tiny_model: Path) -> None:
+def test_online_run_the_student_is_its_own_teacher_at_no_distance(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model, **DISTILL, teacher=str(tiny_model)))
     assert steps(tmp_path)[0]["training/distill/divergence"] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_rewards_count_beside_the_teacher(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
+def test_online_run_rewards_count_beside_the_teacher(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
     mixed = {"distillation": {"reward_weight": 0.5}, "teacher": str(teacher)}
     roll.train(config(tmp_path, tiny_model, **DISTILL, **mixed))
     row = steps(tmp_path)[0]
     assert row["training/policy/loss_scale"] > 0 and row["training/distill/divergence"] > 0
 
 
-def test_a_reference_is_compared_with_and_stays_as_it_was(tmp_path: Path, tiny_model: Path) -> None:
+def test_online_run_a_reference_is_compared_with_and_stays_as_it_was(tmp_path: Path, tiny_model: Path) -> None:
     """Before the first update the policy is the reference, whose rewards are then 0; with adapters too."""
     model = {"path": str(tiny_model), "dtype": "float32"}
     for name, lora in (("whole", None), ("adapters", {"rank": 4})):
@@ -112,7 +116,7 @@ def test_a_reference_is_compared_with_and_stays_as_it_was(tmp_path: Path, tiny_m
         assert abs(rows[-1]["training/preference/margin"]) > 1e-3
 
 
-def test_adapters_alone_are_distilled_into(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
+def test_online_run_adapters_alone_are_distilled_into(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4}}
@@ -124,7 +128,7 @@ def test_adapters_alone_are_distilled_into(tmp_path: Path, tiny_model: Path, tea
 
 
 @pytest.mark.parametrize("pipeline", ["rejection_sampling", "preference_online"])
-def test_every_draw_has_one_fate_and_a_reason_where_it_was_not_trained(
+def test_online_run_every_draw_has_one_fate_and_a_reason_where_it_was_not_trained(
     tmp_path: Path, tiny_model: Path, pipeline: str
 ) -> None:
     roll.train(config(tmp_path, tiny_model, pipeline=pipeline))
@@ -135,7 +139,7 @@ def test_every_draw_has_one_fate_and_a_reason_where_it_was_not_trained(
     assert all((entry["fate"] == "trained") != (why in entry["why"]) for entry in entries)
 
 
-def test_a_step_without_a_pair_changes_nothing(tmp_path: Path, tiny_model: Path) -> None:
+def test_online_run_a_step_without_a_pair_changes_nothing(tmp_path: Path, tiny_model: Path) -> None:
     never = [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "(?!)", "require_finished": False}]}]
     roll.train(config(tmp_path, tiny_model, pipeline="preference_online", data=never))
     rows = steps(tmp_path)
@@ -143,13 +147,15 @@ def test_a_step_without_a_pair_changes_nothing(tmp_path: Path, tiny_model: Path)
     assert [row["data/groups_filtered"] for row in rows] == [3, 3, 3]
 
 
-def test_several_updates_of_a_step_are_made_of_whole_groups(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
+def test_online_run_several_updates_of_a_step_are_made_of_whole_groups(
+    tmp_path: Path, tiny_model: Path, teacher: Path
+) -> None:
     updates = {"num_minibatches": 2, "num_epochs": 2}
     where = {"teacher": str(teacher), "distillation": {"place": "reward"}}
     roll.train(config(tmp_path, tiny_model, **DISTILL, updates=updates, **where))
     assert [row["training/num_updates"] for row in steps(tmp_path)] == [4, 4, 4]
 
 
-def test_a_model_is_measured_as_in_any_run(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
+def test_online_run_a_model_is_measured_as_in_any_run(tmp_path: Path, tiny_model: Path, teacher: Path) -> None:
     found = roll.evaluate(config(tmp_path, tiny_model, **DISTILL, teacher=str(teacher)))
     assert found["eval/num_answers"] == 6

@@ -60,14 +60,14 @@ def test_own_loss_says_what_it_needs_of_the_trainer(folder: Path, tiny_model: Pa
     assert trained and all(row["training/own/entropy"] > 0 for row in trained)
 
 
-def test_own_gate_takes_its_options(folder: Path, tiny_model: Path) -> None:
+def test_own_loss_own_gate_takes_its_options(folder: Path, tiny_model: Path) -> None:
     gate = {"type": "python", "gate": "my_gate.py:Cubic", "options": {"strength": 0.5}}
     roll.train(config(tiny_model, {"gate": gate}))
     assert [row["step"] for row in steps(folder) if row.get("training/stepped")]
 
 
 @pytest.mark.ray
-def test_own_gate_trains_on_the_ranks_of_ray(folder: Path, tiny_model: Path) -> None:
+def test_own_loss_own_gate_trains_on_the_ranks_of_ray(folder: Path, tiny_model: Path) -> None:
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": [0]}, "devices_per_node": 1}
     roll.train(config(tiny_model, {"gate": {"type": "python", "gate": "my_gate.py:Cubic"}}, cluster=apart))
     assert [row["step"] for row in steps(folder)] == [1, 2]

@@ -61,7 +61,7 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return [row for row in found if row["kind"] == "evaluation"]
 
 
-def test_held_out_preferences_are_learnt_and_every_example_is_used_once_an_epoch(
+def test_preference_run_held_out_preferences_are_learnt_and_every_example_is_used_once_an_epoch(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     settings = config(tmp_path, tiny_model, {"type": "dpo"}, model={"path": str(tiny_model), "dtype": "bfloat16"})
@@ -84,7 +84,7 @@ def test_held_out_preferences_are_learnt_and_every_example_is_used_once_an_epoch
     "name",
     [name if name in ("dpo", "simpo", "kto") else pytest.param(name, marks=pytest.mark.slow) for name in METHODS],
 )
-def test_every_method_prefers_what_was_preferred(tmp_path: Path, tiny_model: Path, name: str) -> None:
+def test_preference_run_every_method_prefers_what_was_preferred(tmp_path: Path, tiny_model: Path, name: str) -> None:
     quick = {"num_steps": 6, "examples_per_step": 16, "learning_rate": 3e-3, "num_threads": 1}
     evaluation = {"every_num_steps": 0}
     roll.train(config(tmp_path, tiny_model, {"type": name}, training=quick, evaluation=evaluation))
@@ -94,7 +94,9 @@ def test_every_method_prefers_what_was_preferred(tmp_path: Path, tiny_model: Pat
     assert (tmp_path / "run" / "reference").is_dir() == METHODS[name].uses_reference
 
 
-def test_the_policy_without_its_adapters_says_what_a_kept_reference_said(tmp_path: Path, tiny_model: Path) -> None:
+def test_preference_run_the_policy_without_its_adapters_says_what_a_kept_reference_said(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     last = []
     for reference in ("kept", "adapters"):
         directory = tmp_path / reference
@@ -112,7 +114,7 @@ def test_the_policy_without_its_adapters_says_what_a_kept_reference_said(tmp_pat
     [pytest.param({"type": "dpo"}, id="dpo"), pytest.param({"type": "kto"}, id="kto")],
 )
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
+def test_preference_run_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, preference: dict[str, Any]
 ) -> None:
     settings = config(tmp_path, tiny_model, preference)
@@ -131,7 +133,9 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("preference", [{"type": "dpo"}, {"type": "kto"}], ids=lambda p: p["type"])
-def test_two_ranks_on_ray_learn_as_one_does(tmp_path: Path, tiny_model: Path, preference: dict[str, Any]) -> None:
+def test_preference_run_two_ranks_on_ray_learn_as_one_does(
+    tmp_path: Path, tiny_model: Path, preference: dict[str, Any]
+) -> None:
     training = {"num_steps": 3, "examples_per_step": 16, "learning_rate": 1e-3, "num_threads": 1}
     ray = {"type": "ray", "devices_per_node": 2, "device_mapping": {"actor_train": "0-1"}}
     last = []

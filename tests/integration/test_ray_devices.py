@@ -32,7 +32,7 @@ def four_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray.shutdown()
 
 
-async def test_actors_see_what_was_reserved_beside_another_job(four_devices: None) -> None:
+async def test_ray_devices_actors_see_what_was_reserved_beside_another_job(four_devices: None) -> None:
     other = placement_group([{"GPU": 1.0}])
     assert other.wait(60)
     taken = reserved_devices(other, 1, 1, 60)[0]

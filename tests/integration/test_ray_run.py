@@ -75,7 +75,7 @@ def end(process: subprocess.Popen[bytes]) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_engine_is_replaced_and_sigterm_saves_and_leaves_no_process(
+def test_ray_run_a_killed_engine_is_replaced_and_sigterm_saves_and_leaves_no_process(
     tmp_path: Path, tiny_model: Path, mark: str
 ) -> None:
     run = Run(tmp_path / "runs", ray_config(tiny_model))
@@ -103,7 +103,7 @@ def test_a_killed_engine_is_replaced_and_sigterm_saves_and_leaves_no_process(
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_controller_leaves_no_process_behind(tmp_path: Path, tiny_model: Path, mark: str) -> None:
+def test_ray_run_a_killed_controller_leaves_no_process_behind(tmp_path: Path, tiny_model: Path, mark: str) -> None:
     run = Run(tmp_path / "runs", ray_config(tiny_model))
     process = run.begin()
     wait_until(lambda: steps_recorded(run) >= 1 or process.poll() is not None, "the first step")
@@ -114,7 +114,7 @@ def test_a_killed_controller_leaves_no_process_behind(tmp_path: Path, tiny_model
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_rank_ends_the_run_which_then_resumes_with_one_rank_and_one_engine(
+def test_ray_run_a_killed_rank_ends_the_run_which_then_resumes_with_one_rank_and_one_engine(
     tmp_path: Path, tiny_model: Path, mark: str
 ) -> None:
     run = Run(tmp_path / "runs", ray_config(tiny_model))
@@ -144,7 +144,7 @@ def test_a_killed_rank_ends_the_run_which_then_resumes_with_one_rank_and_one_eng
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(1800)
-def test_the_quickstart_trains_on_two_ranks_and_two_vllm_engines(tmp_path: Path, default_model: Path) -> None:
+def test_ray_run_the_quickstart_trains_on_two_ranks_and_two_vllm_engines(tmp_path: Path, default_model: Path) -> None:
     config = {
         **ray_config(default_model),
         "model": str(default_model),

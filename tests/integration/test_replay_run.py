@@ -87,7 +87,7 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     "kind", [kind if kind == "asynchronous" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
-def test_a_replay_without_changes_gives_the_recorded_numbers_bit_for_bit(
+def test_replay_run_a_replay_without_changes_gives_the_recorded_numbers_bit_for_bit(
     tmp_path: Path, tiny_model: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = record(tmp_path, tiny_model, **KINDS[kind])
@@ -98,7 +98,7 @@ def test_a_replay_without_changes_gives_the_recorded_numbers_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_resumed_is_recorded_and_replayed_as_one(tmp_path: Path, tiny_model: Path) -> None:
+def test_replay_run_a_run_that_was_resumed_is_recorded_and_replayed_as_one(tmp_path: Path, tiny_model: Path) -> None:
     saved = {"every_num_steps": 2, "keep_last": 9}
     run = record(tmp_path, tiny_model, rollout={"scheduling": {"async_ratio": 1.0}}, checkpoint=saved)
     shutil.rmtree(newest(run))  # as if it had been killed after its last step, with the checkpoint of step 2
@@ -111,7 +111,7 @@ def test_a_run_that_was_resumed_is_recorded_and_replayed_as_one(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_replay_begins_at_a_checkpoint_and_is_itself_resumed(
+def test_replay_run_a_replay_begins_at_a_checkpoint_and_is_itself_resumed(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = record(tmp_path, tiny_model, checkpoint={"every_num_steps": 1, "keep_last": 9})
@@ -135,7 +135,7 @@ def test_a_replay_begins_at_a_checkpoint_and_is_itself_resumed(
 
 
 @pytest.mark.slow
-def test_another_algorithm_trains_on_the_recorded_answers(tmp_path: Path, tiny_model: Path) -> None:
+def test_replay_run_another_algorithm_trains_on_the_recorded_answers(tmp_path: Path, tiny_model: Path) -> None:
     run = record(tmp_path, tiny_model)
     roll.replay(run, ["name=other", "algorithm.type=gspo", "training.learning_rate=5e-3"])
     resolved = (tmp_path / "other" / "config.yaml").read_text()
@@ -149,7 +149,9 @@ def test_another_algorithm_trains_on_the_recorded_answers(tmp_path: Path, tiny_m
     assert after[-1]["agreement/logprob_mean_abs"] > 10 * before[-1]["agreement/logprob_mean_abs"]
 
 
-def test_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
+def test_replay_run_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     own = shutil.copytree(tiny_model, tmp_path / "model")
     run = record(tmp_path, own, num_steps=2)
     refused: list[tuple[list[str], type[Exception], str]] = [
@@ -177,7 +179,7 @@ def test_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind(tmp_path: 
 
 
 @pytest.mark.slow
-def test_other_prompts_and_a_missing_recording_are_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_replay_run_other_prompts_and_a_missing_recording_are_refused(tmp_path: Path, tiny_model: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [json.dumps({"prompt": f"Say {i}.", "answer": str(i)}) for i in range(8)]
     file.write_text("\n".join(lines))
@@ -192,7 +194,7 @@ def test_other_prompts_and_a_missing_recording_are_refused(tmp_path: Path, tiny_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduling", [{}, {"async_ratio": 1.0}], ids=["synchronous", "asynchronous"])
-def test_the_recorded_prompts_get_answers_of_the_recorded_lengths(
+def test_replay_run_the_recorded_prompts_get_answers_of_the_recorded_lengths(
     tmp_path: Path, tiny_model: Path, scheduling: dict[str, Any]
 ) -> None:
     run = record(tmp_path, tiny_model, num_steps=3, rollout={"scheduling": scheduling})
@@ -208,7 +210,7 @@ def test_the_recorded_prompts_get_answers_of_the_recorded_lengths(
 
 
 @pytest.mark.slow
-def test_recorded_turns_are_played_again_and_free_answers_come_from_a_checkpoint(
+def test_replay_run_recorded_turns_are_played_again_and_free_answers_come_from_a_checkpoint(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     run = record(tmp_path, tiny_model, num_steps=2, **KINDS["turns"])

@@ -53,7 +53,9 @@ def recorded(run: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in found if row["kind"] == kind]
 
 
-def test_held_out_pairs_are_told_apart_and_a_policy_learns_from_the_run(tmp_path: Path, tiny_model: Path) -> None:
+def test_reward_model_run_held_out_pairs_are_told_apart_and_a_policy_learns_from_the_run(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     settings = config(tmp_path, tiny_model)
     roll.train(settings)
     last = recorded(tmp_path / "run", "evaluation")[-1]
@@ -87,7 +89,9 @@ def test_held_out_pairs_are_told_apart_and_a_policy_learns_from_the_run(tmp_path
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["whole", "lora"])
-def test_scores_are_learnt_as_their_rows_say(tmp_path: Path, tiny_model: Path, lora: dict[str, Any] | None) -> None:
+def test_reward_model_run_scores_are_learnt_as_their_rows_say(
+    tmp_path: Path, tiny_model: Path, lora: dict[str, Any] | None
+) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": lora}
     training = {"num_epochs": 4, "examples_per_step": 16, "learning_rate": 1e-2, "num_threads": 1}
     roll.train(config(tmp_path, tiny_model, "scored", model=model, training=training))
@@ -97,7 +101,9 @@ def test_scores_are_learnt_as_their_rows_say(tmp_path: Path, tiny_model: Path, l
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path) -> None:
+def test_reward_model_run_a_killed_and_resumed_run_equals_an_uninterrupted_one(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     settings = config(tmp_path, tiny_model)
     reference = Run(tmp_path / "reference", settings)
     reference.finish()
@@ -113,7 +119,7 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, ti
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_two_ranks_on_ray_learn_and_export_as_one_does(tmp_path: Path, tiny_model: Path) -> None:
+def test_reward_model_run_two_ranks_on_ray_learn_and_export_as_one_does(tmp_path: Path, tiny_model: Path) -> None:
     training = {"num_steps": 3, "examples_per_step": 16, "learning_rate": 1e-3, "num_threads": 1}
     ray = {"type": "ray", "devices_per_node": 2, "device_mapping": {"actor_train": "0-1"}}
     weights, last = [], []

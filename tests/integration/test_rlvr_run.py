@@ -23,7 +23,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "train"]
 
 
-def test_a_rewarded_letter_becomes_more_frequent(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_a_rewarded_letter_becomes_more_frequent(tmp_path: Path, tiny_model: Path) -> None:
     summary = roll.train(
         config(
             tmp_path,
@@ -37,14 +37,14 @@ def test_a_rewarded_letter_becomes_more_frequent(tmp_path: Path, tiny_model: Pat
     assert summary.reward_last5 > summary.reward_first5 + 0.3
 
 
-def test_engine_and_trainer_agree_in_float32_on_every_step(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_engine_and_trainer_agree_in_float32_on_every_step(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model))
     differences = [row["agreement/logprob_mean_abs"] for row in steps(tmp_path) if row["training/stepped"]]
     assert differences
     assert max(differences) <= 1e-4
 
 
-def test_a_step_without_gradient_is_recorded_and_changes_nothing(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_a_step_without_gradient_is_recorded_and_changes_nothing(tmp_path: Path, tiny_model: Path) -> None:
     never = [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "(?!)", "require_finished": False}]}]
     roll.train(config(tmp_path, tiny_model, data=never))
     rows = steps(tmp_path)
@@ -54,14 +54,14 @@ def test_a_step_without_gradient_is_recorded_and_changes_nothing(tmp_path: Path,
     assert all(row.get("training/stepped") is None for row in rows)
 
 
-def test_the_distance_to_the_reference_is_penalised(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_the_distance_to_the_reference_is_penalised(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model, algorithm={"kl": {"coefficient": 0.1}}))
     penalties = [row["training/policy/kl_reference"] for row in steps(tmp_path) if row["training/stepped"]]
     assert penalties[0] == pytest.approx(0.0, abs=1e-6)  # the first update starts from the reference
     assert penalties[-1] > 0
 
 
-def test_adapters_are_trained_and_exported_merged(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_adapters_are_trained_and_exported_merged(tmp_path: Path, tiny_model: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4}}
@@ -74,7 +74,9 @@ def test_adapters_are_trained_and_exported_merged(tmp_path: Path, tiny_model: Pa
     assert not any("embed" in name for name in changed)
 
 
-def test_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -102,21 +104,21 @@ def test_an_adapter_is_exported_as_peft_reads_it_with_the_runs_figures(tmp_path:
         roll.export(tmp_path / "run", tmp_path / "adapter", adapter=True)
 
 
-def test_a_model_that_was_trained_whole_has_no_adapter_to_export(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_a_model_that_was_trained_whole_has_no_adapter_to_export(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model))
     with pytest.raises(RunDirectoryError, match=r"has no adapter: it was trained without `model\.lora`"):
         roll.export(tmp_path / "run", tmp_path / "adapter", adapter=True)
     assert not (tmp_path / "adapter").exists()
 
 
-def test_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_a_run_that_cannot_start_leaves_nothing_behind(tmp_path: Path, tiny_model: Path) -> None:
     missing = [{"source": "file", "path": str(tmp_path / "none.jsonl"), "reward": "exact"}]
     with pytest.raises(DataError, match=r"none\.jsonl"):
         roll.train(config(tmp_path, tiny_model, data=missing))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_never_overwritten(tmp_path: Path, tiny_model: Path) -> None:
+def test_rlvr_run_a_run_is_never_overwritten(tmp_path: Path, tiny_model: Path) -> None:
     roll.train(config(tmp_path, tiny_model, checkpoint={"at_end": False}))
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     with pytest.raises(RunDirectoryError, match="roll resume"):

@@ -44,7 +44,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("engine", ["hf", VLLM])
-def test_two_steps_replay_what_the_engine_chose(tmp_path: Path, engine: str) -> None:
+def test_router_replay_run_two_steps_replay_what_the_engine_chose(tmp_path: Path, engine: str) -> None:
     done = train(tmp_path, "qwen3-moe", engine)
     assert done.returncode == 0, done.stderr[-2000:]
     steps = steps_of(tmp_path / "run")
@@ -57,7 +57,9 @@ def test_two_steps_replay_what_the_engine_chose(tmp_path: Path, engine: str) -> 
 
 
 @pytest.mark.parametrize("engine", ["hf", VLLM])
-def test_in_bfloat16_replay_brings_log_probs_nearer_to_the_engine_s(tmp_path: Path, engine: str) -> None:
+def test_router_replay_run_in_bfloat16_replay_brings_log_probs_nearer_to_the_engine_s(
+    tmp_path: Path, engine: str
+) -> None:
     """Of 32 experts, engine and trainer choose two in a hundred otherwise: kernels round differently."""
     settings = {"model": {"dtype": "bfloat16"}, "rollout": {"group_size": 16, "max_new_tokens": 24}}
     sizes = {"num_experts": 32, "num_local_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4}
@@ -71,6 +73,6 @@ def test_in_bfloat16_replay_brings_log_probs_nearer_to_the_engine_s(tmp_path: Pa
             assert row[f"agreement/engine_routing/{name}"] <= 0.9 * row[f"agreement/own_routing/{name}"], name
 
 
-def test_a_model_that_cannot_replay_is_refused_before_training(tmp_path: Path) -> None:
+def test_router_replay_run_a_model_that_cannot_replay_is_refused_before_training(tmp_path: Path) -> None:
     done = train(tmp_path, "phi-moe", "hf")
     assert done.returncode != 0 and "cannot be replayed" in done.stderr + done.stdout

@@ -21,7 +21,7 @@ from roll.cluster.sandbox_workers import start_workers
 pytestmark = pytest.mark.ray
 
 
-async def test_sandboxes_run_on_the_machines_of_a_ray_cluster(tmp_path: Path) -> None:
+async def test_sandbox_ray_sandboxes_run_on_the_machines_of_a_ray_cluster(tmp_path: Path) -> None:
     if reason := missing("service"):
         pytest.skip(reason)
     with pytest.raises(PlacementError, match="connect to it first"):

@@ -56,7 +56,7 @@ def rows_of(directory: Path, kind: str) -> list[dict[str, Any]]:
     return [row for row in found if row["kind"] == kind]
 
 
-def test_every_example_is_trained_once_in_every_epoch_and_the_loss_falls(
+def test_sft_run_every_example_is_trained_once_in_every_epoch_and_the_loss_falls(
     tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
 ) -> None:
     summary = roll.train(config(tmp_path, tiny_model, data=apart))
@@ -74,7 +74,7 @@ def test_every_example_is_trained_once_in_every_epoch_and_the_loss_falls(
     assert [row["step"] for row in rows_of(tmp_path, "evaluation")] == [0, 2, 4, 6, 8]
 
 
-def test_the_loss_is_transformers_own_on_the_same_examples(
+def test_sft_run_the_loss_is_transformers_own_on_the_same_examples(
     tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
 ) -> None:
     """The first step's loss, before any update, beside the mean over the assistants' tokens of an HF model."""
@@ -97,7 +97,7 @@ def test_the_loss_is_transformers_own_on_the_same_examples(
     assert step["training/loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(
+def test_sft_run_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(
     tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
 ) -> None:
     training = {"num_epochs": 3, "num_steps": 5, "examples_per_step": 4, "num_threads": 1}
@@ -108,14 +108,16 @@ def test_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(
         roll.train(config(tmp_path, tiny_model, name="other", data=apart, training=training))
 
 
-def test_a_resumed_run_goes_on_to_more_epochs(tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]) -> None:
+def test_sft_run_a_resumed_run_goes_on_to_more_epochs(
+    tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
+) -> None:
     training = {"num_epochs": 1, "examples_per_step": 5, "num_threads": 1}
     assert roll.train(config(tmp_path, tiny_model, data=apart, training=training)).num_steps == 2
     assert roll.resume(tmp_path / "run", ["training.num_epochs=2"]).num_steps == 4
 
 
 @pytest.mark.parametrize(("per_step", "num_epochs", "num_steps"), [(4, 2, 6), (3, 1, 3), (8, 2, 5)])
-def test_what_remains_of_the_epochs_is_counted_from_where_a_run_stands(
+def test_sft_run_what_remains_of_the_epochs_is_counted_from_where_a_run_stands(
     tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]], per_step: int, num_epochs: int, num_steps: int
 ) -> None:
     """An epoch that ended inside a step, and steps that had another size, leave no example out."""
@@ -130,7 +132,7 @@ def test_what_remains_of_the_epochs_is_counted_from_where_a_run_stands(
         roll.resume(tmp_path / "run", ["training.num_epochs=0.1"])
 
 
-def test_adapters_are_trained_alone(tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]) -> None:
+def test_sft_run_adapters_are_trained_alone(tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]) -> None:
     model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4}}
     summary = roll.train(config(tmp_path, tiny_model, data=apart, model=model))
     assert summary.score_after is not None and summary.score_before is not None
@@ -138,7 +140,7 @@ def test_adapters_are_trained_alone(tmp_path: Path, tiny_model: Path, apart: lis
     assert (Run.at(tmp_path / "run").checkpoint() / "adapter" / "adapter_model.safetensors").exists()
 
 
-def test_rows_that_cannot_be_learnt_from_are_counted_and_named_before_anything_starts(
+def test_sft_run_rows_that_cannot_be_learnt_from_are_counted_and_named_before_anything_starts(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     bad = [*ROWS, {"messages": [{"role": "user", "content": "Hm?"}]}, {"text": None}]
@@ -151,7 +153,9 @@ def test_rows_that_cannot_be_learnt_from_are_counted_and_named_before_anything_s
     assert {entry["uid"] for entry in Run.at(tmp_path / "run").ledger()} == {f"file/{n}" for n in range(1, 11)}
 
 
-def test_a_model_is_measured_without_training(tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]) -> None:
+def test_sft_run_a_model_is_measured_without_training(
+    tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
+) -> None:
     roll.train(config(tmp_path, tiny_model, data=apart))
     found = roll.evaluate(config(tmp_path, tiny_model, data=apart))
     assert found["eval/loss"] == pytest.approx(rows_of(tmp_path, "evaluation")[0]["eval/loss"], rel=1e-6)
@@ -160,7 +164,7 @@ def test_a_model_is_measured_without_training(tmp_path: Path, tiny_model: Path, 
 
 
 @pytest.mark.slow  # and engines beside it: `test_kill_pipelines`
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path) -> None:
+def test_sft_run_a_killed_and_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, tiny_model: Path) -> None:
     reference = Run(tmp_path / "reference", settings(tmp_path, tiny_model))
     reference.finish()
     run = Run(tmp_path / "killed", settings(tmp_path, tiny_model))
@@ -175,7 +179,7 @@ def settings(directory: Path, model: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "output_dir"}
 
 
-def test_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) -> None:
+def test_sft_run_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) -> None:
     plain = {name: value for name, value in config(tmp_path, tiny_model).items() if name != "data"}
     rows = [{"prompt": f"Say {word}.", "completion": word} for word in ("ab", "ba", "cab")]
     summary = roll.train(plain, data=rows, held_out=[{"prompt": "Say abc.", "completion": "abc"}])
@@ -184,7 +188,7 @@ def test_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) -> None:
         roll.train({**plain, "name": "other"}, data=rows, reward="math")
 
 
-def test_engines_answer_prompts_with_the_weights_of_that_step(
+def test_sft_run_engines_answer_prompts_with_the_weights_of_that_step(
     tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
 ) -> None:
     reward = {"type": "regex", "pattern": "[a-c]", "require_finished": False}
@@ -206,7 +210,7 @@ def test_engines_answer_prompts_with_the_weights_of_that_step(
     assert again["eval/loss"] == pytest.approx(evaluations[-1]["eval/loss"], rel=1e-6)
 
 
-def test_a_look_before_the_run_counts_its_steps_and_the_engines_that_answer(
+def test_sft_run_a_look_before_the_run_counts_its_steps_and_the_engines_that_answer(
     tmp_path: Path, tiny_model: Path, apart: list[dict[str, Any]]
 ) -> None:
     answers = {"data": [{"source": "arithmetic", "reward": "math"}], "max_new_tokens": 4, "inference": {"engine": "hf"}}

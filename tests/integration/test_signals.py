@@ -17,7 +17,7 @@ DEADLINE_S = 200.0
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
 )
-def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
+def test_signal_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
     tmp_path: Path, tiny_model: Path, number: signal.Signals, code: int
 ) -> None:
     config = {**tiny_config(tiny_model, num_steps=30), "checkpoint": {"every_num_steps": 0}}
@@ -54,7 +54,7 @@ def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
         pytest.param("starting engines", signal.SIGTERM, 143, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_starts_ends_without_going_on(
+def test_signal_a_run_that_starts_ends_without_going_on(
     tmp_path: Path, tiny_model: Path, said: str, number: signal.Signals, code: int
 ) -> None:
     run = Run(tmp_path / "runs", tiny_config(tiny_model, num_steps=1), forks=False)  # imports are a part of the start
@@ -76,7 +76,7 @@ def test_a_run_that_starts_ends_without_going_on(
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
-def test_ctrl_c_while_vllm_starts_is_an_interruption(tmp_path: Path, servable_model: Path) -> None:
+def test_signal_ctrl_c_while_vllm_starts_is_an_interruption(tmp_path: Path, servable_model: Path) -> None:
     pytest.importorskip("vllm")
     run = Run(tmp_path / "vllm", tiny_config(servable_model, engine="vllm", num_steps=3))
     process = run.begin()

@@ -89,7 +89,9 @@ def by_hand(directory: Path, source: Path, step: int) -> dict[str, float]:
     return {f"train_inference/{name}": float(value) for name, value in found.items()}
 
 
-def test_mismatch_and_staleness_measured_apart_agree_with_checkpoints_by_hand(tmp_path: Path, tiny_model: Path) -> None:
+def test_policy_snapshots_run_mismatch_and_staleness_measured_apart_agree_with_checkpoints_by_hand(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     roll.train(settings(tmp_path, tiny_model))
     metrics = rows(tmp_path)
     assert [row["policy_version"] for row in metrics] == list(range(1, NUM_STEPS + 1))

@@ -128,11 +128,11 @@ async def until_running(engine: VLLMEngine, num_tokens: int = 1) -> None:
     await asyncio.wait_for(poll(), 60)
 
 
-async def test_auto_is_vllm_where_it_is_installed() -> None:
+async def test_vllm_engine_auto_is_vllm_where_it_is_installed() -> None:
     assert resolve_engine_kind("auto") == "vllm"
 
 
-async def test_a_seed_determines_the_answer_whatever_its_neighbours_are(engine: VLLMEngine) -> None:
+async def test_vllm_engine_a_seed_determines_the_answer_whatever_its_neighbours_are(engine: VLLMEngine) -> None:
     alone = await engine.generate(request("alone"))
     crowd = await asyncio.gather(*(engine.generate(request(f"crowd-{seed}", seed=seed)) for seed in range(10)))
     assert crowd[7].token_ids.tolist() == alone.token_ids.tolist()
@@ -140,7 +140,7 @@ async def test_a_seed_determines_the_answer_whatever_its_neighbours_are(engine: 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-async def test_logprobs_are_those_of_the_sampling_distribution(
+async def test_vllm_engine_logprobs_are_those_of_the_sampling_distribution(
     engine: VLLMEngine, policy: Policy, temperature: float
 ) -> None:
     generation = await engine.generate(request("sampled", temperature=temperature, max_new_tokens=30))
@@ -151,7 +151,7 @@ async def test_logprobs_are_those_of_the_sampling_distribution(
     assert generation.engine_id == "engine-0"
 
 
-async def test_top_k_logprobs_are_normalised_over_the_k_tokens(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_top_k_logprobs_are_normalised_over_the_k_tokens(engine: VLLMEngine, policy: Policy) -> None:
     generation = await engine.generate(request("top", top_k=5, max_new_tokens=20))
     scores = policy.logits(whole(PROMPT, generation))[len(PROMPT) - 1 : -1]
     for row, token, logprob in zip(scores, generation.token_ids, generation.logprobs, strict=True):
@@ -160,7 +160,9 @@ async def test_top_k_logprobs_are_normalised_over_the_k_tokens(engine: VLLMEngin
         assert logprob == pytest.approx(float(row[int(token)] - best.values.logsumexp(0)), abs=1e-4)
 
 
-async def test_a_choice_among_few_tokens_weighs_each_of_them_alone(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_a_choice_among_few_tokens_weighs_each_of_them_alone(
+    engine: VLLMEngine, policy: Policy
+) -> None:
     choices = (70, 41, 9)
     generation = await engine.generate(request("choice", max_new_tokens=2, temperature=0.0, choices=choices))
     whole = np.concatenate([PROMPT, generation.token_ids])
@@ -170,7 +172,7 @@ async def test_a_choice_among_few_tokens_weighs_each_of_them_alone(engine: VLLME
     assert generation.logprobs == pytest.approx(allowed.max(-1), abs=1e-4)
 
 
-async def test_a_token_is_where_the_requests_own_random_number_falls_in_the_distribution(
+async def test_vllm_engine_a_token_is_where_the_requests_own_random_number_falls_in_the_distribution(
     engine: VLLMEngine, policy: Policy
 ) -> None:
     """So that an answer tells that the engine draws by inversion, with one number for each token."""
@@ -185,7 +187,9 @@ async def test_a_token_is_where_the_requests_own_random_number_falls_in_the_dist
     assert generation.token_ids.tolist() == [choices[i] for i in expected]
 
 
-async def test_greedy_takes_the_likeliest_token_and_reports_temperature_one(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_greedy_takes_the_likeliest_token_and_reports_temperature_one(
+    engine: VLLMEngine, policy: Policy
+) -> None:
     generation = await engine.generate(request("greedy", temperature=0.0, seed=None))
     tokens = whole(PROMPT, generation)
     best = policy.logits(tokens).argmax(-1)[len(PROMPT) - 1 : -1]
@@ -193,7 +197,9 @@ async def test_greedy_takes_the_likeliest_token_and_reports_temperature_one(engi
     np.testing.assert_allclose(generation.logprobs, policy.logprobs(tokens)[len(PROMPT) :], atol=1e-4)
 
 
-async def test_only_the_requests_own_stop_tokens_end_it_and_the_stop_token_is_kept(engine: VLLMEngine) -> None:
+async def test_vllm_engine_only_the_requests_own_stop_tokens_end_it_and_the_stop_token_is_kept(
+    engine: VLLMEngine,
+) -> None:
     free = await engine.generate(request("free", max_new_tokens=150))
     assert free.finish_reason == "length"
     assert EOS in free.token_ids[:-1].tolist(), "the model's own end token must not end a request that does not name it"
@@ -205,7 +211,7 @@ async def test_only_the_requests_own_stop_tokens_end_it_and_the_stop_token_is_ke
     assert len(stopped.logprobs) == len(stopped.policy_versions) == end
 
 
-async def test_scores_of_given_tokens_equal_transformers(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_scores_of_given_tokens_equal_transformers(engine: VLLMEngine, policy: Policy) -> None:
     generator = np.random.default_rng(0)
     sequences = [generator.integers(4, 260, length).astype(np.int32) for length in (1, 2, 33, 64, MAX_CONTEXT)]
     scores = await engine.logprobs([*sequences, sequences[2]])
@@ -215,7 +221,7 @@ async def test_scores_of_given_tokens_equal_transformers(engine: VLLMEngine, pol
     np.testing.assert_allclose(scores[-1], scores[2], atol=1e-5)
 
 
-async def test_an_aborted_request_returns_what_it_has(engine: VLLMEngine) -> None:
+async def test_vllm_engine_an_aborted_request_returns_what_it_has(engine: VLLMEngine) -> None:
     full = await engine.generate(request("full", max_new_tokens=160))
     task = asyncio.create_task(engine.generate(request("cut", max_new_tokens=160)))
     await until_running(engine)
@@ -226,7 +232,7 @@ async def test_an_aborted_request_returns_what_it_has(engine: VLLMEngine) -> Non
     assert len(cut.logprobs) == len(cut.policy_versions) == len(cut.token_ids)
 
 
-async def test_a_kept_request_continues_as_if_nothing_had_happened(engine: VLLMEngine) -> None:
+async def test_vllm_engine_a_kept_request_continues_as_if_nothing_had_happened(engine: VLLMEngine) -> None:
     full = await engine.generate(request("full", max_new_tokens=120))
     task = asyncio.create_task(engine.generate(request("kept", max_new_tokens=120)))
     await until_running(engine)
@@ -240,7 +246,7 @@ async def test_a_kept_request_continues_as_if_nothing_had_happened(engine: VLLME
     assert (await late).finish_reason == "length"
 
 
-async def test_pause_abort_ends_requests_and_pause_drain_lets_them_finish(engine: VLLMEngine) -> None:
+async def test_vllm_engine_pause_abort_ends_requests_and_pause_drain_lets_them_finish(engine: VLLMEngine) -> None:
     task = asyncio.create_task(engine.generate(request("ended", max_new_tokens=160)))
     await until_running(engine)
     await engine.pause("abort")
@@ -253,7 +259,7 @@ async def test_pause_abort_ends_requests_and_pause_drain_lets_them_finish(engine
     await engine.resume()
 
 
-async def test_load_counts_running_and_waiting_requests(engine: VLLMEngine) -> None:
+async def test_vllm_engine_load_counts_running_and_waiting_requests(engine: VLLMEngine) -> None:
     idle = engine.load()
     assert (idle.num_running, idle.num_waiting, idle.kv_used, idle.capacity) == (0, 0, 0.0, 16)
     tasks = [asyncio.create_task(engine.generate(request(f"load-{i}", max_new_tokens=100))) for i in range(20)]
@@ -265,7 +271,9 @@ async def test_load_counts_running_and_waiting_requests(engine: VLLMEngine) -> N
     assert load.num_steps is not None and idle.num_steps is not None and load.num_steps > idle.num_steps
 
 
-async def test_an_update_changes_the_policy_and_is_confirmed(engine: VLLMEngine, policy: Policy, log: Path) -> None:
+async def test_vllm_engine_an_update_changes_the_policy_and_is_confirmed(
+    engine: VLLMEngine, policy: Policy, log: Path
+) -> None:
     before = await engine.generate(request("before"))
     policy.change(seed=1)
     receipt = await engine.update_weights(policy.offer(3))
@@ -300,14 +308,14 @@ async def check_codes(engine: VLLMEngine, policy: Policy, model: Path, form: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8", "fp8"])
-async def test_weights_in_codes_are_computed_with_as_they_are_read_back(
+async def test_vllm_engine_weights_in_codes_are_computed_with_as_they_are_read_back(
     engine: VLLMEngine, policy: Policy, model: Path, form: str
 ) -> None:
     await check_codes(engine, policy, model, form)
 
 
 @pytest.mark.parametrize("explicit_pause", [False, True])
-async def test_an_update_in_flight_leaves_tokens_of_two_versions(
+async def test_vllm_engine_an_update_in_flight_leaves_tokens_of_two_versions(
     engine: VLLMEngine, policy: Policy, model: Path, explicit_pause: bool
 ) -> None:
     task = asyncio.create_task(engine.generate(request("flight", max_new_tokens=160)))
@@ -340,7 +348,9 @@ def with_shape(update: WeightUpdate, name: str, shape: tuple[int, ...]) -> Weigh
 NAME = "model.layers.1.self_attn.k_proj.weight"
 
 
-async def test_a_wrong_manifest_is_refused_by_name_and_nothing_changes(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_a_wrong_manifest_is_refused_by_name_and_nothing_changes(
+    engine: VLLMEngine, policy: Policy
+) -> None:
     before = await engine.generate(request("intact"))
     offer = policy.offer(5)
     unknown = TensorSpec(name="model.layers.9.extra.weight", shape=(1,), dtype="float32")
@@ -357,7 +367,9 @@ async def test_a_wrong_manifest_is_refused_by_name_and_nothing_changes(engine: V
     assert after.policy_versions.tolist() == [0] * 12
 
 
-async def test_an_update_that_breaks_off_stops_decoding_until_the_next_one(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_an_update_that_breaks_off_stops_decoding_until_the_next_one(
+    engine: VLLMEngine, policy: Policy
+) -> None:
     policy.change(seed=4)
     offer = policy.offer(6)
     half = replace(offer, handle=replace(offer.handle, num_bytes=offer.handle.num_bytes // 2))
@@ -375,7 +387,7 @@ async def test_an_update_that_breaks_off_stops_decoding_until_the_next_one(engin
     np.testing.assert_allclose(generation.logprobs, expected, atol=1e-4)
 
 
-async def test_weights_of_this_process_cannot_reach_the_engine(engine: VLLMEngine, policy: Policy) -> None:
+async def test_vllm_engine_weights_of_this_process_cannot_reach_the_engine(engine: VLLMEngine, policy: Policy) -> None:
     with pytest.raises(WeightSyncError, match="shared_memory"):
         await engine.update_weights(replace(policy.offer(1), transport="in_process"))
 
@@ -389,25 +401,25 @@ async def test_weights_of_this_process_cannot_reach_the_engine(engine: VLLMEngin
         (request("empty", prompt=np.array([], np.int32)), "no tokens"),
     ],
 )
-async def test_requests_that_cannot_be_served_are_the_users_error(
+async def test_vllm_engine_requests_that_cannot_be_served_are_the_users_error(
     engine: VLLMEngine, bad: GenerationRequest, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         await engine.generate(bad)
 
 
-async def test_a_request_may_fill_the_context_exactly(engine: VLLMEngine) -> None:
+async def test_vllm_engine_a_request_may_fill_the_context_exactly(engine: VLLMEngine) -> None:
     generation = await engine.generate(request("exact", max_new_tokens=MAX_CONTEXT - len(PROMPT)))
     assert len(generation.token_ids) == MAX_CONTEXT - len(PROMPT)
 
 
-async def test_sleep_is_unsupported_on_a_cpu(engine: VLLMEngine) -> None:
+async def test_vllm_engine_sleep_is_unsupported_on_a_cpu(engine: VLLMEngine) -> None:
     for call in (engine.sleep, engine.wake):
         with pytest.raises(UnsupportedError, match="CPU"):
             await call()
 
 
-async def test_an_idle_engine_uses_no_cpu(engine: VLLMEngine) -> None:
+async def test_vllm_engine_an_idle_engine_uses_no_cpu(engine: VLLMEngine) -> None:
     await engine.generate(request("last"))
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
 
@@ -423,13 +435,13 @@ async def test_an_idle_engine_uses_no_cpu(engine: VLLMEngine) -> None:
     assert min(shares) <= 0.02, shares
 
 
-async def test_messages_go_to_the_log_file(engine: VLLMEngine, log: Path) -> None:
+async def test_vllm_engine_messages_go_to_the_log_file(engine: VLLMEngine, log: Path) -> None:
     text = log.read_text()
     assert "Loading weights took" in text
     assert text.count("EngineCore") > 1
 
 
-async def test_a_killed_engine_fails_its_requests_and_calls(tmp_path: Path) -> None:
+async def test_vllm_engine_a_killed_engine_fails_its_requests_and_calls(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", hidden=128, tied=True)
     engine = VLLMEngine(make_spec(model, tmp_path / "log"))
     await engine.start()
@@ -457,7 +469,7 @@ async def test_a_killed_engine_fails_its_requests_and_calls(tmp_path: Path) -> N
     assert not core.is_running()
 
 
-async def test_requests_of_a_closed_engine_fail_and_no_process_stays(tmp_path: Path) -> None:
+async def test_vllm_engine_requests_of_a_closed_engine_fail_and_no_process_stays(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", hidden=128)
     engine = VLLMEngine(make_spec(model, tmp_path / "log"))
     await engine.start()
@@ -471,7 +483,7 @@ async def test_requests_of_a_closed_engine_fail_and_no_process_stays(tmp_path: P
     assert not any(process.is_running() for process in processes)
 
 
-async def test_settings_that_vllm_refuses_are_the_users_error(model: Path, tmp_path: Path) -> None:
+async def test_vllm_engine_settings_that_vllm_refuses_are_the_users_error(model: Path, tmp_path: Path) -> None:
     engine = build_engine(make_spec(model, tmp_path / "log", kv_cache_bytes=2**12))
     with pytest.raises(ModelError, match=r"raise inference.kv_cache_bytes \(4096\).*\(see .*log\)"):
         await engine.start()
@@ -494,7 +506,7 @@ SCRIPT = """
 """
 
 
-async def test_the_engines_process_ends_when_its_owner_is_killed_and_nothing_is_printed(
+async def test_vllm_engine_the_engines_process_ends_when_its_owner_is_killed_and_nothing_is_printed(
     model: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
@@ -512,7 +524,7 @@ async def test_the_engines_process_ends_when_its_owner_is_killed_and_nothing_is_
         await asyncio.sleep(0.05)
 
 
-async def test_an_engine_begins_in_a_process_that_has_waited_and_another_is_spawned(
+async def test_vllm_engine_an_engine_begins_in_a_process_that_has_waited_and_another_is_spawned(
     model: Path, tmp_path: Path
 ) -> None:
     spec = make_spec(model, tmp_path / "engine.log")

@@ -48,7 +48,7 @@ def check(network: torch.nn.Module, asked: GenerationRequest, made: Generation) 
     np.testing.assert_array_equal(np.sort(made.experts[:-1], -1), chosen_by_transformers(network, tokens)[:-1])
 
 
-def test_every_token_has_the_choice_of_the_pass_that_made_it(mixture: Path, tmp_path: Path) -> None:
+def test_vllm_router_replay_every_token_has_the_choice_of_the_pass_that_made_it(mixture: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     long = rng.integers(4, 250, 80).astype(np.int32)  # two whole blocks of the cache, and a part
     asked = [request(f"g{i}", long, max_new_tokens=4 + 5 * i, seed=i) for i in range(6)]
@@ -79,7 +79,7 @@ def test_every_token_has_the_choice_of_the_pass_that_made_it(mixture: Path, tmp_
     asyncio.run(play())
 
 
-def test_new_weights_of_experts_are_computed_with(mixture: Path, tmp_path: Path) -> None:
+def test_vllm_router_replay_new_weights_of_experts_are_computed_with(mixture: Path, tmp_path: Path) -> None:
     """Twice, and after an update that broke off midway."""
     tokens = np.random.default_rng(1).integers(4, 250, 60).astype(np.int32)
     asked = request("again", tokens[:20], max_new_tokens=20)
@@ -108,7 +108,7 @@ def test_new_weights_of_experts_are_computed_with(mixture: Path, tmp_path: Path)
     asyncio.run(play())
 
 
-def test_a_model_without_experts_is_refused_at_start(tmp_path: Path) -> None:
+def test_vllm_router_replay_a_model_without_experts_is_refused_at_start(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "dense", hidden=128, tied=False, context_length=192)
 
     async def start() -> None:

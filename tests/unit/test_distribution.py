@@ -21,12 +21,12 @@ def _texts():
                 yield path, path.read_text(encoding="utf-8")
 
 
-def test_the_distribution_has_a_name_of_its_own_and_the_command_and_package_are_roll():
+def test_distribution_the_distribution_has_a_name_of_its_own_and_the_command_and_package_are_roll():
     assert PROJECT["name"] == DISTRIBUTION == "roll-rl"
     assert PROJECT["scripts"] == {"roll": "roll_rl:main"}
 
 
-def test_every_extra_that_a_text_names_belongs_to_the_distribution_and_exists():
+def test_distribution_every_extra_that_a_text_names_belongs_to_the_distribution_and_exists():
     extras = set(PROJECT["optional-dependencies"])
     found = []
     for path, text in _texts():
@@ -52,7 +52,7 @@ def _python(program: str, *paths: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, timeout=60)
 
 
-def test_the_command_names_a_namesake_that_hides_the_package(tmp_path):
+def test_distribution_the_command_names_a_namesake_that_hides_the_package(tmp_path):
     site = _environment(tmp_path, files="roll/__init__.py,,\nroll/http.py,,\n")
     (site / "roll").mkdir()
     (site / "roll" / "__init__.py").write_text("class Roll: ...\n")
@@ -63,7 +63,7 @@ def test_the_command_names_a_namesake_that_hides_the_package(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["roll.py", "roll/__init__.py"])
-def test_the_command_names_a_file_of_the_users_that_hides_the_package(tmp_path, name):
+def test_distribution_the_command_names_a_file_of_the_users_that_hides_the_package(tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("class Roll: ...\n")
@@ -73,14 +73,14 @@ def test_the_command_names_a_file_of_the_users_that_hides_the_package(tmp_path, 
     assert "Traceback" not in done.stderr
 
 
-def test_the_first_use_of_the_package_names_a_namesake_whose_files_it_shares(tmp_path):
+def test_distribution_the_first_use_of_the_package_names_a_namesake_whose_files_it_shares(tmp_path):
     site = _environment(tmp_path, files="roll/__init__.py,,\n")
     done = _python("import roll; roll.train", ROOT / "src", site)
     assert done.returncode != 0
     assert "ImportError: the package 'roll' 0.13.4 is installed" in done.stderr
 
 
-def test_an_editable_install_under_the_former_name_is_no_namesake(tmp_path):
+def test_distribution_an_editable_install_under_the_former_name_is_no_namesake(tmp_path):
     site = _environment(tmp_path, files="_editable_impl_roll.pth,,\n")
     done = _python("import roll, roll_rl; print(roll_rl.namesake(), roll.load_config)", ROOT / "src", site)
     assert done.returncode == 0 and done.stdout.startswith("None <function load_config")

@@ -25,14 +25,14 @@ def _nothing_is_set(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_what_is_not_set_is_set_for_this_process_and_its_children():
+def test_process_environment_what_is_not_set_is_set_for_this_process_and_its_children():
     prepare_environment()
     program = f"import os; print(*[os.environ.get(name) for name in {NAMES!r}])"
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert child.stdout.split() == ["passive", "10000", "false", "1"]
 
 
-def test_what_the_user_has_set_is_left_alone(monkeypatch):
+def test_process_environment_what_the_user_has_set_is_left_alone(monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     prepare_environment()
@@ -40,14 +40,14 @@ def test_what_the_user_has_set_is_left_alone(monkeypatch):
     assert "GOMP_SPINCOUNT" not in os.environ  # it would bound the spinning that was asked for
 
 
-def test_a_variable_that_comes_too_late_is_said(monkeypatch, caplog):
+def test_process_environment_a_variable_that_comes_too_late_is_said(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch", sys))
     with caplog.at_level(logging.WARNING):
         prepare_environment()
     assert "too late" in caplog.text
 
 
-def test_temporary_variables_go_and_those_from_before_come_back(monkeypatch: pytest.MonkeyPatch):
+def test_process_environment_temporary_variables_go_and_those_from_before_come_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROLL_TEST_KEPT", "before")
     with pytest.raises(KeyError), temporary_environment({"ROLL_TEST_KEPT": "inside", "ROLL_TEST_NEW": "inside"}):
         assert os.environ["ROLL_TEST_KEPT"] == os.environ["ROLL_TEST_NEW"] == "inside"
@@ -55,7 +55,7 @@ def test_temporary_variables_go_and_those_from_before_come_back(monkeypatch: pyt
     assert os.environ["ROLL_TEST_KEPT"] == "before" and "ROLL_TEST_NEW" not in os.environ
 
 
-def test_sockets_go_where_their_paths_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_process_environment_sockets_go_where_their_paths_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert socket_directory(room=103 - 1 - len(str(tmp_path))) == str(tmp_path)
     long = tmp_path / ("d" * 100)

@@ -155,7 +155,7 @@ def test_proxies_are_named_without_their_password(monkeypatch: pytest.MonkeyPatc
     assert through("http://localhost:1") == ""
 
 
-def test_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
+def test_proxies_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
     assert reaching_this_machine({"A": "b"}) == {"A": "b"}
     local = "localhost,127.0.0.1,::1,0.0.0.0"
     plain = reaching_this_machine({"HTTP_PROXY": "http://p:1"})
@@ -167,7 +167,7 @@ def test_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
     assert "NO_PROXY" not in reaching_this_machine({"HTTP_PROXY": ""})
 
 
-def test_programs_that_are_started_reach_this_machine_without_a_proxy(
+def test_proxies_programs_that_are_started_reach_this_machine_without_a_proxy(
     monkeypatch: pytest.MonkeyPatch, serve: Any
 ) -> None:
     """What other libraries' clients do in a child process: here Python's own."""
@@ -183,7 +183,7 @@ def test_programs_that_are_started_reach_this_machine_without_a_proxy(
     assert "server" in said.stdout and (proxy.asked, server.asked) == ([], ["/a"])
 
 
-async def test_sessions_use_the_proxy_for_others_and_none_for_this_machine(
+async def test_proxies_sessions_use_the_proxy_for_others_and_none_for_this_machine(
     monkeypatch: pytest.MonkeyPatch, serve: Any
 ) -> None:
     proxy, server = serve("proxy"), serve("server")
@@ -195,7 +195,7 @@ async def test_sessions_use_the_proxy_for_others_and_none_for_this_machine(
 
 
 @pytest.mark.parametrize("place", ["elsewhere", "here"])
-async def test_judges_searches_sandboxes_and_registries_keep_the_rule(
+async def test_proxies_judges_searches_sandboxes_and_registries_keep_the_rule(
     monkeypatch: pytest.MonkeyPatch, serve: Any, place: str
 ) -> None:
     answer = {

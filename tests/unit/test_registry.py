@@ -24,12 +24,12 @@ from roll.registry import close_names, count_edits, nearest
         ("abcd", "badc", 2),
     ],
 )
-def test_edits_count_swapped_neighbors_once(text: str, other: str, edits: int) -> None:
+def test_registry_edits_count_swapped_neighbors_once(text: str, other: str, edits: int) -> None:
     assert count_edits(text, other) == edits
 
 
 @given(st.text("abc", max_size=6), st.text("abc", max_size=6))
-def test_edits_are_a_symmetric_distance_within_its_bounds(text: str, other: str) -> None:
+def test_registry_edits_are_a_symmetric_distance_within_its_bounds(text: str, other: str) -> None:
     edits = count_edits(text, other)
     assert edits == count_edits(other, text)
     assert (edits == 0) == (text == other)
@@ -37,7 +37,7 @@ def test_edits_are_a_symmetric_distance_within_its_bounds(text: str, other: str)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESET_NAMES if len(name) >= 3])
-def test_nearest_of_a_preset_with_two_letters_swapped_is_one_edit_away(name: str) -> None:
+def test_registry_nearest_of_a_preset_with_two_letters_swapped_is_one_edit_away(name: str) -> None:
     for i in range(len(name) - 1):
         typo = name[:i] + name[i + 1] + name[i] + name[i + 2 :]
         one_edit = [f" Did you mean '{known}'?" for known in PRESET_NAMES if count_edits(typo, known) == 1]
@@ -45,12 +45,12 @@ def test_nearest_of_a_preset_with_two_letters_swapped_is_one_edit_away(name: str
             assert nearest(typo, list(PRESET_NAMES)) in one_edit, typo
 
 
-def test_nearest_names_do_not_depend_on_the_order_of_the_known_ones() -> None:
+def test_registry_nearest_names_do_not_depend_on_the_order_of_the_known_ones() -> None:
     assert close_names("gpro", ["gspo", "grpo"]) == close_names("gpro", ["grpo", "gspo"]) == ["grpo"]
     assert close_names("gpro", ["gspo", "sapo", "grpo"], limit=2) == ["grpo", "gspo"]
     assert close_names("unlike", ["grpo"]) == []
 
 
-def test_nearest_algorithm_of_a_configuration_has_the_swapped_letters_in_order() -> None:
+def test_registry_nearest_algorithm_of_a_configuration_has_the_swapped_letters_in_order() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'grpo'"):
         load_config({"algorithm": {"type": "gpro"}})

@@ -20,11 +20,11 @@ async def where() -> tuple[bool, str]:
     return threading.current_thread() is threading.main_thread(), WORD.get()
 
 
-def test_without_a_loop_it_runs_here():
+def test_running_without_a_loop_it_runs_here():
     assert run_to_end(where()) == (True, "")
 
 
-def test_inside_a_running_loop_it_runs_beside_it_with_the_same_context():
+def test_running_inside_a_running_loop_it_runs_beside_it_with_the_same_context():
     async def cell():
         WORD.set("notebook")
         return run_to_end(where())
@@ -32,7 +32,7 @@ def test_inside_a_running_loop_it_runs_beside_it_with_the_same_context():
     assert asyncio.run(cell()) == (False, "notebook")
 
 
-def test_an_error_comes_out_as_it_is():
+def test_running_an_error_comes_out_as_it_is():
     async def fail():
         raise KeyError("x")
 
@@ -53,7 +53,7 @@ def _interrupt_me() -> None:
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
-def test_an_interrupt_of_who_waits_asks_the_run_to_stop_at_a_boundary():
+def test_running_an_interrupt_of_who_waits_asks_the_run_to_stop_at_a_boundary():
     async def work():
         stop = StopRequest()
         with stop_on_signals(stop):
@@ -64,7 +64,7 @@ def test_an_interrupt_of_who_waits_asks_the_run_to_stop_at_a_boundary():
         _cell(work)
 
 
-def test_what_is_not_interruptible_is_cancelled():
+def test_running_what_is_not_interruptible_is_cancelled():
     async def work():
         asyncio.get_running_loop().call_soon(_interrupt_me)
         await asyncio.Event().wait()
@@ -73,7 +73,7 @@ def test_what_is_not_interruptible_is_cancelled():
         _cell(work)
 
 
-def test_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless():
+def test_running_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless():
     async def work():
         asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)  # to this thread, not to who waits
         await asyncio.Event().wait()
@@ -92,7 +92,7 @@ def _cell(work) -> None:
     asyncio.run(cell())
 
 
-def test_a_thread_gives_what_it_computes_and_knows_its_context():
+def test_running_a_thread_gives_what_it_computes_and_knows_its_context():
     async def ask():
         WORD.set("run")
         return await in_thread(lambda word: (word, WORD.get()), word="asked")
@@ -101,7 +101,7 @@ def test_a_thread_gives_what_it_computes_and_knows_its_context():
     assert not left_behind(0.0)
 
 
-def test_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_ends_without_it(monkeypatch):
+def test_running_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_ends_without_it(monkeypatch):
     begun, may_end, ends = threading.Event(), threading.Event(), []
 
     def compute():

@@ -60,7 +60,9 @@ def test_sandbox_errors_pass_through_a_block_with_awaits() -> None:
         asyncio.run(breaks())
 
 
-def test_a_configured_service_with_a_bad_token_is_a_config_error_of_roll(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_errors_a_configured_service_with_a_bad_token_is_a_config_error_of_roll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_TOKEN", "two words")
     with pytest.raises(ConfigError, match="token"):
         configured_manager(SandboxConfig(url="http://127.0.0.1:1"), spec=SandboxSpec())

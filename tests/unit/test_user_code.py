@@ -139,7 +139,9 @@ def test_user_code_that_takes_other_arguments_is_refused() -> None:
     )
 
 
-def test_code_fingerprint_follows_local_imports_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_code_fingerprint_follows_local_imports_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, rewards="import json, one\nfrom package import two\ndef score(): pass\n", one="import three\n")
     write(tmp_path / "package", __init__="", two="from . import four\nfrom .five import a\n", four="", five="a = 1\n")
@@ -161,7 +163,7 @@ def test_code_fingerprint_follows_local_imports_and_no_others(tmp_path: Path, mo
     assert code_fingerprint(["rewards.py:score"]) == before
 
 
-def test_code_fingerprint_survives_cycles_broken_files_and_installed_functions(
+def test_user_code_fingerprint_survives_cycles_broken_files_and_installed_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(write(tmp_path, a="import b", b="import a\nimport c", c="this is no Python"))

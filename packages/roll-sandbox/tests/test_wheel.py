@@ -61,7 +61,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Callable[
     return programs, call
 
 
-def test_wheel_brings_neither_torch_nor_roll(installed: tuple[Path, Callable[..., str]]) -> None:
+def test_sandbox_wheel_brings_neither_torch_nor_roll(installed: tuple[Path, Callable[..., str]]) -> None:
     programs, call = installed
     names = {
         each["name"].lower() for each in json.loads(call(programs / "python", "-m", "pip", "list", "--format=json"))
@@ -70,7 +70,9 @@ def test_wheel_brings_neither_torch_nor_roll(installed: tuple[Path, Callable[...
     assert "roll_sandbox" in call(programs / "python", "-c", "import roll_sandbox; print(roll_sandbox.__file__)")
 
 
-def test_wheel_serves_sandboxes_in_milliseconds(installed: tuple[Path, Callable[..., str]], tmp_path: Path) -> None:
+def test_sandbox_wheel_serves_sandboxes_in_milliseconds(
+    installed: tuple[Path, Callable[..., str]], tmp_path: Path
+) -> None:
     if shutil.which("bwrap") is None or os.geteuid() != 0:
         pytest.skip("bubblewrap and root are needed: another user's sandboxes start in 50 ms")
     programs, call = installed

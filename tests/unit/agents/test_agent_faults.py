@@ -75,7 +75,7 @@ async def reward(rollout: Rollout) -> RewardResult:
     return RewardResult(value=1.0)
 
 
-async def test_groups_complete_whatever_fails(tiny_model: Path) -> None:
+async def test_agent_faults_groups_complete_whatever_fails(tiny_model: Path) -> None:
     renderer = ChatRenderer(load_tokenizer(str(tiny_model)))
     chance = random.Random(5)
     config = AgentConfig(command=["-"], limits={"time_s": 3.0})

@@ -88,7 +88,7 @@ async def rollout_by(
 # ---- coroutines
 
 
-async def test_a_coroutine_is_trained_on_what_it_asked_and_scored_by_what_it_says(
+async def test_agent_loop_a_coroutine_is_trained_on_what_it_asked_and_scored_by_what_it_says(
     renderer: ChatRenderer, tmp_path: Path
 ) -> None:
     body = "first = await ask(task.text)\nawait ask(first + task.metadata['kind'])\nreturn 'It is ' + first"
@@ -103,7 +103,7 @@ async def test_a_coroutine_is_trained_on_what_it_asked_and_scored_by_what_it_say
     assert rollout.policy_versions.tolist() == [1, 1, 1, 2, 2, 2, 2]
 
 
-async def test_without_an_answer_of_its_own_the_models_last_one_is_scored(
+async def test_agent_loop_without_an_answer_of_its_own_the_models_last_one_is_scored(
     renderer: ChatRenderer, tmp_path: Path
 ) -> None:
     async with agents(function=function(tmp_path, "await ask('a')\nawait ask('b')")) as loop:
@@ -118,7 +118,7 @@ async def test_without_an_answer_of_its_own_the_models_last_one_is_scored(
         ("return 'nothing asked'", {}, "without one answer"),
     ],
 )
-async def test_a_crash_a_hang_and_silence_are_failures_of_ours(
+async def test_agent_loop_a_crash_a_hang_and_silence_are_failures_of_ours(
     renderer: ChatRenderer, tmp_path: Path, body: str, limits: dict[str, Any], says: str
 ) -> None:
     async with agents(function=function(tmp_path, body), limits=limits) as loop:
@@ -126,7 +126,7 @@ async def test_a_crash_a_hang_and_silence_are_failures_of_ours(
             await rollout_by(loop, Speaker(renderer, lambda context: "x"))
 
 
-async def test_requests_beside_the_longest_conversation_are_not_trained(
+async def test_agent_loop_requests_beside_the_longest_conversation_are_not_trained(
     renderer: ChatRenderer, program: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A title at the end, longer than the answers, as some programs ask for one."""
@@ -143,7 +143,7 @@ async def test_requests_beside_the_longest_conversation_are_not_trained(
     assert "asked 1 times" in note and "of 2 answers" in note and "Set rollout.agent.train to `all`" in note
 
 
-async def test_without_an_answer_of_its_own_that_of_the_longest_conversation_is_scored(
+async def test_agent_loop_without_an_answer_of_its_own_that_of_the_longest_conversation_is_scored(
     renderer: ChatRenderer, tmp_path: Path
 ) -> None:
     body = """
@@ -162,14 +162,16 @@ async def test_without_an_answer_of_its_own_that_of_the_longest_conversation_is_
     assert rollout.text == "two" and len(rollout.turns) == 2
 
 
-async def test_failures_are_scored_where_the_configuration_says_so(renderer: ChatRenderer, tmp_path: Path) -> None:
+async def test_agent_loop_failures_are_scored_where_the_configuration_says_so(
+    renderer: ChatRenderer, tmp_path: Path
+) -> None:
     path = function(tmp_path, "await ask('a')\nraise KeyError('x')")
     async with agents(function=path, when_it_fails="score") as loop:
         rollout = await rollout_by(loop, Speaker(renderer, ["x"]))
     assert (rollout.text, rollout.finish_reason) == ("x", "length")
 
 
-async def test_an_agent_that_used_its_budget_up_is_scored_however_it_ends(
+async def test_agent_loop_an_agent_that_used_its_budget_up_is_scored_however_it_ends(
     renderer: ChatRenderer, tmp_path: Path
 ) -> None:
     body = "while True:\n    if await ask('a') == 403:\n        raise RuntimeError('no more')"
@@ -178,7 +180,7 @@ async def test_an_agent_that_used_its_budget_up_is_scored_however_it_ends(
     assert len(rollout.turns) == 3 and rollout.finish_reason == "length" and rollout.text == "x"
 
 
-async def test_an_agent_that_fails_on_an_answer_that_was_cut_off_is_scored(
+async def test_agent_loop_an_agent_that_fails_on_an_answer_that_was_cut_off_is_scored(
     renderer: ChatRenderer, tmp_path: Path
 ) -> None:
     path = function(tmp_path, "await ask('a')\nraise KeyError('an incomplete answer')")
@@ -187,7 +189,9 @@ async def test_an_agent_that_fails_on_an_answer_that_was_cut_off_is_scored(
     assert (rollout.text, rollout.finish_reason) == ("x" * 400, "length")
 
 
-async def test_a_failure_of_the_engine_ends_the_agent_at_once(renderer: ChatRenderer, tmp_path: Path) -> None:
+async def test_agent_loop_a_failure_of_the_engine_ends_the_agent_at_once(
+    renderer: ChatRenderer, tmp_path: Path
+) -> None:
     async with agents(function=function(tmp_path, "await ask('a')\nawait asyncio.sleep(60)")) as loop:
         speaker = Speaker(renderer, [])
 
@@ -199,7 +203,9 @@ async def test_a_failure_of_the_engine_ends_the_agent_at_once(renderer: ChatRend
             await asyncio.wait_for(rollout_by(loop, speaker), 10)
 
 
-async def test_a_rollout_that_is_not_wanted_any_more_ends_its_agent(renderer: ChatRenderer, tmp_path: Path) -> None:
+async def test_agent_loop_a_rollout_that_is_not_wanted_any_more_ends_its_agent(
+    renderer: ChatRenderer, tmp_path: Path
+) -> None:
     flag = tmp_path / "ended"
     body = f"""
     try:
@@ -219,7 +225,7 @@ async def test_a_rollout_that_is_not_wanted_any_more_ends_its_agent(renderer: Ch
         assert flag.exists()
 
 
-async def test_a_plain_function_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_agent_loop_a_plain_function_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file = tmp_path / "plain.py"
     file.write_text("def agent(task, base_url, api_key): ...")
     with pytest.raises(ConfigError, match="async def"):
@@ -230,7 +236,9 @@ async def test_a_plain_function_is_refused_with_what_to_do(tmp_path: Path) -> No
 # ---- programs
 
 
-async def test_a_program_finds_address_and_key_in_its_environment(renderer: ChatRenderer, program: Path) -> None:
+async def test_agent_loop_a_program_finds_address_and_key_in_its_environment(
+    renderer: ChatRenderer, program: Path
+) -> None:
     async with agents(command=[sys.executable, str(program)]) as loop:
         speaker = Speaker(renderer, ["forty-two", "yes"])
         rollout = await rollout_by(loop, speaker, "ünï")
@@ -239,13 +247,15 @@ async def test_a_program_finds_address_and_key_in_its_environment(renderer: Chat
     assert "ünï" in renderer.spelt(speaker.requests[0].token_ids)
 
 
-async def test_a_program_that_fails_says_why(renderer: ChatRenderer) -> None:
+async def test_agent_loop_a_program_that_fails_says_why(renderer: ChatRenderer) -> None:
     async with agents(command=[sys.executable, "-c", "import sys; sys.exit('no such thing')"]) as loop:
         with pytest.raises(InfraError, match="exit code 1: no such thing"):
             await rollout_by(loop, Speaker(renderer, []))
 
 
-async def test_a_program_that_hangs_is_ended_with_all_that_it_started(renderer: ChatRenderer, tmp_path: Path) -> None:
+async def test_agent_loop_a_program_that_hangs_is_ended_with_all_that_it_started(
+    renderer: ChatRenderer, tmp_path: Path
+) -> None:
     child = tmp_path / "child"
     script = f"sleep 60 & echo $! > {child}; wait"
     async with agents(command=["sh", "-c", script], limits={"time_s": 1.0}) as loop:
@@ -254,7 +264,7 @@ async def test_a_program_that_hangs_is_ended_with_all_that_it_started(renderer: 
     await _ended(int(child.read_text()))
 
 
-async def test_what_a_program_leaves_behind_holds_nothing_up(renderer: ChatRenderer, tmp_path: Path) -> None:
+async def test_agent_loop_what_a_program_leaves_behind_holds_nothing_up(renderer: ChatRenderer, tmp_path: Path) -> None:
     child = tmp_path / "child"
     script = f"sleep 60 & echo $! > {child}; exit 3"
     async with agents(command=["sh", "-c", script]) as loop:
@@ -277,7 +287,7 @@ def _alive(process: int) -> bool:
     return "Z" not in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
 
 
-async def test_a_program_that_fails_says_first_what_the_endpoint_refused(renderer: ChatRenderer) -> None:
+async def test_agent_loop_a_program_that_fails_says_first_what_the_endpoint_refused(renderer: ChatRenderer) -> None:
     asks = """
 import json, os, urllib.request
 wrong = [("chat/completions", {"messages": []}), ("responses", {"input": "a", "tools": [{"type": "mcp"}]})]
@@ -302,7 +312,7 @@ raise SystemExit("API error")
     assert raised.value.__cause__ is None  # it is printed once
 
 
-async def test_a_long_traceback_keeps_its_beginning_and_its_last_line(renderer: ChatRenderer) -> None:
+async def test_agent_loop_a_long_traceback_keeps_its_beginning_and_its_last_line(renderer: ChatRenderer) -> None:
     fails = "def f(n):\n    if n: g(n)\n    raise KeyError('what')\ndef g(n): f(n - 1)\nf(40)"
     async with agents(command=[sys.executable, "-c", fails]) as loop:
         with pytest.raises(InfraError) as raised:
@@ -313,7 +323,7 @@ async def test_a_long_traceback_keeps_its_beginning_and_its_last_line(renderer: 
     assert " characters …]\n  " in said
 
 
-async def test_a_program_that_complains_where_it_prints_is_quoted(renderer: ChatRenderer) -> None:
+async def test_agent_loop_a_program_that_complains_where_it_prints_is_quoted(renderer: ChatRenderer) -> None:
     async with agents(command=["sh", "-c", "echo 'API Error: no'; exit 1"]) as loop:
         with pytest.raises(InfraError, match="exit code 1: API Error: no"):
             await rollout_by(loop, Speaker(renderer, []))
@@ -322,7 +332,7 @@ async def test_a_program_that_complains_where_it_prints_is_quoted(renderer: Chat
 # ---- directories and answers
 
 
-async def test_every_rollout_works_in_a_copy_of_its_prompts_directory(
+async def test_agent_loop_every_rollout_works_in_a_copy_of_its_prompts_directory(
     renderer: ChatRenderer, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("sum", "product"):
@@ -344,7 +354,9 @@ async def test_every_rollout_works_in_a_copy_of_its_prompts_directory(
             await rollout_by(loop, Speaker(renderer, []))
 
 
-async def test_a_fresh_directory_is_empty_and_removed(renderer: ChatRenderer, program: Path, tmp_path: Path) -> None:
+async def test_agent_loop_a_fresh_directory_is_empty_and_removed(
+    renderer: ChatRenderer, program: Path, tmp_path: Path
+) -> None:
     program.write_text(f"{program.read_text()}\nprint(os.listdir(), os.getcwd())\nopen('made', 'w').close()\n")
     async with agents(command=[sys.executable, str(program)], directory="fresh", answer_pattern=r"\[\] (.+)") as loop:
         places = [(await rollout_by(loop, Speaker(renderer, ["a", "b"]))).text for _ in range(2)]
@@ -363,7 +375,7 @@ async def test_a_fresh_directory_is_empty_and_removed(renderer: ChatRenderer, pr
         ({"answer_file": "missing.txt"}, ""),
     ],
 )
-async def test_the_answer_is_from_a_file_or_a_pattern(
+async def test_agent_loop_the_answer_is_from_a_file_or_a_pattern(
     renderer: ChatRenderer, program: Path, settings: dict[str, str], expected: str
 ) -> None:
     more = "os.mkdir('out')\nopen('out/answer.txt', 'w').write('first\\nlast\\n')"
@@ -379,7 +391,7 @@ async def test_the_answer_is_from_a_file_or_a_pattern(
         ({"command": ["no-such-program"]}, "no program 'no-such-program' on the PATH"),
     ],
 )
-def test_what_an_agent_lacks_is_found_before_the_run(settings: dict[str, Any], says: str) -> None:
+def test_agent_loop_what_an_agent_lacks_is_found_before_the_run(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         check_agent(AgentConfig(**settings))
 
@@ -396,7 +408,7 @@ def test_what_an_agent_lacks_is_found_before_the_run(settings: dict[str, Any], s
         ({"command": ["a"], "answer_pattern": "("}, "is not a regular expression"),
     ],
 )
-def test_settings_of_an_agent_that_cannot_be(settings: dict[str, Any], says: str) -> None:
+def test_agent_loop_settings_of_an_agent_that_cannot_be(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         AgentConfig(**settings)
 
@@ -404,7 +416,7 @@ def test_settings_of_an_agent_that_cannot_be(settings: dict[str, Any], says: str
 # ---- sandboxes
 
 
-async def test_a_program_in_a_sandbox_works_with_the_prompts_files_and_leaves_its_answer(
+async def test_agent_loop_a_program_in_a_sandbox_works_with_the_prompts_files_and_leaves_its_answer(
     renderer: ChatRenderer, program: Path, tmp_path: Path
 ) -> None:
     if not shutil.which("bwrap"):
@@ -424,7 +436,7 @@ async def test_a_program_in_a_sandbox_works_with_the_prompts_files_and_leaves_it
         assert (await rollout_by(loop, Speaker(renderer, ["a", "b"]))).text == "begin end"
 
 
-async def test_a_program_in_a_sandbox_reaches_the_model_and_nothing_else(
+async def test_agent_loop_a_program_in_a_sandbox_reaches_the_model_and_nothing_else(
     renderer: ChatRenderer, program: Path, tmp_path: Path
 ) -> None:
     if not shutil.which("bwrap") or not shutil.which("curl"):

@@ -27,10 +27,10 @@ def digest(
 @pytest.mark.parametrize(
     "change", [{"said": "no"}, {"call": "go"}, {"given": '{"a": 2}'}, {"reply_to": "y"}, {"tools": []}]
 )
-def test_a_changed_history_is_another_one(change: dict[str, Any]) -> None:
+def test_agent_context_a_changed_history_is_another_one(change: dict[str, Any]) -> None:
     assert digest(**change) != digest()
 
 
 @pytest.mark.parametrize("same", [{"said": " so\n"}, {"given": '{ "a":1 }'}, {"call_id": "y"}])
-def test_what_a_client_may_write_otherwise_does_not_count(same: dict[str, Any]) -> None:
+def test_agent_context_what_a_client_may_write_otherwise_does_not_count(same: dict[str, Any]) -> None:
     assert digest(**same) == digest()

@@ -56,7 +56,7 @@ async def world(renderer: ChatRenderer, *says: str, latency_s: float = 0.0, **li
 # ---- what is answered
 
 
-async def test_a_chat_is_answered_with_its_tokens_and_their_logprobs(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_chat_is_answered_with_its_tokens_and_their_logprobs(renderer: ChatRenderer) -> None:
     async with world(renderer, "Yes") as here:
         status, said = await here.post("/chat/completions", {**CHAT, "logprobs": True})
         call = here.session.calls[0]
@@ -71,7 +71,9 @@ async def test_a_chat_is_answered_with_its_tokens_and_their_logprobs(renderer: C
     }
 
 
-async def test_a_stop_text_ends_the_answer_and_the_tokens_that_say_it_are_the_last(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_stop_text_ends_the_answer_and_the_tokens_that_say_it_are_the_last(
+    renderer: ChatRenderer,
+) -> None:
     async with world(renderer, "Act: look\nObs: nothing", "Act: look\nObs: nothing") as here:
         _, said = await here.post("/chat/completions", {**CHAT, "stop": ["Obs:", "zzz"]})
         _, other = await here.post("/messages", {**MESSAGES, "stop_sequences": ["Obs:"]})
@@ -82,7 +84,7 @@ async def test_a_stop_text_ends_the_answer_and_the_tokens_that_say_it_are_the_la
     assert [call.finish_reason for call in calls] == ["stop"] * 2
 
 
-async def test_several_answers_are_several_calls_with_seeds_of_their_own(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_several_answers_are_several_calls_with_seeds_of_their_own(renderer: ChatRenderer) -> None:
     async with world(renderer, "a", "b", "c") as here:
         _, said = await here.post("/chat/completions", {**CHAT, "n": 3})
         assert [choice["message"]["content"] for choice in said["choices"]] == ["a", "b", "c"]
@@ -91,7 +93,7 @@ async def test_several_answers_are_several_calls_with_seeds_of_their_own(rendere
         assert len(as_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 3
 
 
-async def test_the_runs_sampling_holds_whatever_an_agent_asks_for(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_the_runs_sampling_holds_whatever_an_agent_asks_for(renderer: ChatRenderer) -> None:
     async with world(renderer, "abcdef") as here:
         _, said = await here.post("/chat/completions", {**CHAT, "temperature": 0, "top_p": 0.1, "max_tokens": 2})
         sampling = here.speaker.requests[0].sampling
@@ -99,7 +101,7 @@ async def test_the_runs_sampling_holds_whatever_an_agent_asks_for(renderer: Chat
     assert said["choices"][0]["finish_reason"] == "length" and said["choices"][0]["message"]["content"] == "ab"
 
 
-async def test_a_text_that_goes_on_from_an_answer_extends_its_tokens(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_text_that_goes_on_from_an_answer_extends_its_tokens(renderer: ChatRenderer) -> None:
     async with world(renderer, "look\nObs: x", "done") as here:
         prompt = "Q: a\nAct: "
         _, said = await here.post("/completions", {"model": "m", "prompt": prompt, "stop": "\nObs:"})
@@ -110,7 +112,7 @@ async def test_a_text_that_goes_on_from_an_answer_extends_its_tokens(renderer: C
     assert renderer.spelt(rollout.token_ids) == "look\nObs: found\nAct: done<|im_end|>"
 
 
-async def test_tokens_may_be_continued_as_they_are(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_tokens_may_be_continued_as_they_are(renderer: ChatRenderer) -> None:
     async with world(renderer, "x") as here:
         status, _ = await here.post("/completions", {"model": "m", "prompt": [70, 71, 72]})
         assert status == 200 and here.session.calls[0].context.tolist() == [70, 71, 72]
@@ -118,7 +120,7 @@ async def test_tokens_may_be_continued_as_they_are(renderer: ChatRenderer) -> No
         assert status == 400 and "1000000" in said["error"]["message"]
 
 
-async def test_reasoning_is_told_apart_and_its_tokens_are_kept(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_reasoning_is_told_apart_and_its_tokens_are_kept(renderer: ChatRenderer) -> None:
     async with world(renderer, "<think>\nhm\n</think>\n\nYes", "ok") as here:
         _, said = await here.post("/chat/completions", CHAT)
         message = said["choices"][0]["message"]
@@ -128,7 +130,7 @@ async def test_reasoning_is_told_apart_and_its_tokens_are_kept(renderer: ChatRen
         assert "<think>\nhm\n</think>\n\nYes<|im_end|>" in renderer.spelt(here.speaker.requests[1].token_ids)
 
 
-async def test_special_tokens_are_not_in_a_text_beside_which_there_might_have_been_calls(
+async def test_agent_endpoint_special_tokens_are_not_in_a_text_beside_which_there_might_have_been_calls(
     renderer: ChatRenderer,
 ) -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -138,7 +140,7 @@ async def test_special_tokens_are_not_in_a_text_beside_which_there_might_have_be
     assert said["choices"][0]["message"]["content"] == "so it is"
 
 
-async def test_responses_go_on_from_an_earlier_one(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_responses_go_on_from_an_earlier_one(renderer: ChatRenderer) -> None:
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
     async with world(renderer, f"Let me see. {call}{call}", "Done") as here:
@@ -161,7 +163,7 @@ async def test_responses_go_on_from_an_earlier_one(renderer: ChatRenderer) -> No
         assert status == 404 and said["error"]["param"] == "previous_response_id"
 
 
-async def test_anthropics_blocks_go_there_and_back(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_anthropics_blocks_go_there_and_back(renderer: ChatRenderer) -> None:
     call = '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
     tools = [{"name": "look", "description": "Look.", "input_schema": {"type": "object"}}]
     async with world(renderer, f"Let me see. {call}{call}", "Done") as here:
@@ -181,7 +183,7 @@ async def test_anthropics_blocks_go_there_and_back(renderer: ChatRenderer) -> No
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/responses", "/messages"])
-async def test_a_stream_says_the_same_as_one_object(renderer: ChatRenderer, path: str) -> None:
+async def test_agent_endpoint_a_stream_says_the_same_as_one_object(renderer: ChatRenderer, path: str) -> None:
     text = "A longer answer, which is sent in several pieces, one after the other."
     body: dict[str, Any] = {
         "/chat/completions": CHAT,
@@ -204,7 +206,9 @@ async def test_a_stream_says_the_same_as_one_object(renderer: ChatRenderer, path
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
-async def test_streamed_calls_of_tools_are_those_of_one_object(renderer: ChatRenderer, path: str) -> None:
+async def test_agent_endpoint_streamed_calls_of_tools_are_those_of_one_object(
+    renderer: ChatRenderer, path: str
+) -> None:
     text = "Hm. " + '<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>' * 2
     schema = {"type": "object"}
     body: dict[str, Any] = {
@@ -266,7 +270,7 @@ DEMANDS: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "field", "words"), DEMANDS)
-async def test_a_demand_that_nothing_enforces_is_refused_or_told_in_words(
+async def test_agent_endpoint_a_demand_that_nothing_enforces_is_refused_or_told_in_words(
     renderer: ChatRenderer, path: str, body: dict[str, Any], field: str, words: str
 ) -> None:
     async with world(renderer, "Yes", "No") as here:
@@ -278,7 +282,9 @@ async def test_a_demand_that_nothing_enforces_is_refused_or_told_in_words(
         assert status == 200 and words in renderer.spelt(here.speaker.requests[0].token_ids)
 
 
-async def test_what_a_model_was_told_of_a_demand_stays_in_its_context_and_is_no_fork(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_what_a_model_was_told_of_a_demand_stays_in_its_context_and_is_no_fork(
+    renderer: ChatRenderer,
+) -> None:
     async with world(renderer, "Yes", "No") as here:
         here.session.tells_demands = True
         await here.post("/chat/completions", {**CHAT, "tool_choice": "required"})
@@ -289,7 +295,7 @@ async def test_what_a_model_was_told_of_a_demand_stays_in_its_context_and_is_no_
     assert len(as_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 1
 
 
-async def test_a_call_that_no_interface_can_carry_stays_text(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_call_that_no_interface_can_carry_stays_text(renderer: ChatRenderer) -> None:
     text = '<tool_call>{"name": "look", "arguments": {"at": "\\ud800"}}</tool_call>'
     tools = [{"type": "function", "function": {"name": "look"}}]
     async with world(renderer, text) as here:
@@ -321,7 +327,9 @@ async def test_a_call_that_no_interface_can_carry_stays_text(renderer: ChatRende
         ("/messages", {**MESSAGES, "messages": [{"role": "assistant", "content": "a"}]}, "messages"),
     ],
 )
-async def test_what_is_wrong_is_named(renderer: ChatRenderer, path: str, body: Any, field: str | None) -> None:
+async def test_agent_endpoint_what_is_wrong_is_named(
+    renderer: ChatRenderer, path: str, body: Any, field: str | None
+) -> None:
     async with world(renderer) as here:
         status, said = await here.post(path, body)
     assert status == 400
@@ -332,7 +340,7 @@ async def test_what_is_wrong_is_named(renderer: ChatRenderer, path: str, body: A
         assert said["error"]["param"] == field and said["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_context_that_is_too_long_is_refused_in_openais_words(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_context_that_is_too_long_is_refused_in_openais_words(renderer: ChatRenderer) -> None:
     async with world(renderer, max_context=64) as here:
         for length in (100, 5000):  # the second one is not even tokenised
             messages = [{"role": "user", "content": "a" * length}]
@@ -344,7 +352,9 @@ async def test_a_context_that_is_too_long_is_refused_in_openais_words(renderer: 
         assert here.speaker.requests == []
 
 
-async def test_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(
+    renderer: ChatRenderer,
+) -> None:
     async with world(renderer) as here:
         for path, body, expected in [("/nothing", {}, 404), ("/chat/completions", b" " * (9 * 2**20), 413)]:
             status, said = await here.post(path, body)
@@ -358,7 +368,9 @@ async def test_other_pages_and_too_large_bodies_are_refused_in_the_vendors_form(
                 assert response.status == expected and (await response.json())["type"] == "error"
 
 
-async def test_an_answer_that_comes_as_the_session_ends_is_neither_given_nor_kept(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_an_answer_that_comes_as_the_session_ends_is_neither_given_nor_kept(
+    renderer: ChatRenderer,
+) -> None:
     async with opened(Speaker(renderer, ["a"])) as (_, session):
         speaker = session._generate.__self__
 
@@ -373,7 +385,7 @@ async def test_an_answer_that_comes_as_the_session_ends_is_neither_given_nor_kep
 
 
 @pytest.mark.parametrize("prefix", ["/v1", "/v1/v1"])  # Anthropic's clients add their own to the address
-async def test_the_model_is_listed_as_either_vendor_does(renderer: ChatRenderer, prefix: str) -> None:
+async def test_agent_endpoint_the_model_is_listed_as_either_vendor_does(renderer: ChatRenderer, prefix: str) -> None:
     async with world(renderer) as here:
         address, headers = here.server.base_url.removesuffix("/v1") + prefix, {"x-api-key": here.session.key}
         async with here.http.get(f"{address}/models", headers=headers) as response:
@@ -384,7 +396,9 @@ async def test_the_model_is_listed_as_either_vendor_does(renderer: ChatRenderer,
     assert (one["id"], one["object"], one["type"], one["display_name"]) == ("m", "model", "model", "m")
 
 
-async def test_no_key_opens_another_session_and_a_key_opens_none_after_the_end(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_no_key_opens_another_session_and_a_key_opens_none_after_the_end(
+    renderer: ChatRenderer,
+) -> None:
     async with world(renderer, "a") as here:
         key = here.session.key
         wrong = [key[:-1], key + "x", key.partition(".")[0], "", "train-3.0.", key.swapcase(), "ü" * 9]
@@ -403,7 +417,7 @@ async def test_no_key_opens_another_session_and_a_key_opens_none_after_the_end(r
 
 
 @pytest.mark.parametrize(("limits", "asked"), [({"turns": 2}, 2), ({"tokens": 3}, 2), ({"turns": 2, "tokens": 999}, 2)])
-async def test_a_budget_that_is_used_up_refuses_more(
+async def test_agent_endpoint_a_budget_that_is_used_up_refuses_more(
     renderer: ChatRenderer, limits: dict[str, int], asked: int
 ) -> None:
     async with world(renderer, "a", "b", "c", **limits) as here:
@@ -415,7 +429,9 @@ async def test_a_budget_that_is_used_up_refuses_more(
     assert sum(len(call.token_ids) for call in here.session.calls) <= limits.get("tokens", 999)
 
 
-async def test_requests_beyond_those_that_may_run_at_once_are_told_to_come_again(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_requests_beyond_those_that_may_run_at_once_are_told_to_come_again(
+    renderer: ChatRenderer,
+) -> None:
     async with world(renderer, "a", "b", "c", parallel=2) as here:
         generate, may_end = here.session._generate, asyncio.Event()
 
@@ -435,7 +451,7 @@ async def test_requests_beyond_those_that_may_run_at_once_are_told_to_come_again
 # ---- what goes wrong
 
 
-async def test_a_failure_of_ours_is_503_and_the_session_fails(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_failure_of_ours_is_503_and_the_session_fails(renderer: ChatRenderer) -> None:
     async with world(renderer) as here:
 
         async def dies(request: object) -> Any:
@@ -451,7 +467,7 @@ async def test_a_failure_of_ours_is_503_and_the_session_fails(renderer: ChatRend
         assert status == 503
 
 
-async def test_an_agent_that_leaves_ends_its_request_at_the_engine(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_an_agent_that_leaves_ends_its_request_at_the_engine(renderer: ChatRenderer) -> None:
     async with world(renderer) as here:
         begun, ended = asyncio.Event(), asyncio.Event()
 
@@ -470,7 +486,7 @@ async def test_an_agent_that_leaves_ends_its_request_at_the_engine(renderer: Cha
         assert here.session.calls == [] and not here.session.failed.done()
 
 
-async def test_what_an_agent_that_left_was_sent_is_kept_and_no_more(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_what_an_agent_that_left_was_sent_is_kept_and_no_more(renderer: ChatRenderer) -> None:
     async with world(renderer, "abcdefghij", "é1", "xy") as here:
         for _ in range(3):
             await here.post("/chat/completions", CHAT)
@@ -483,7 +499,7 @@ async def test_what_an_agent_that_left_was_sent_is_kept_and_no_more(renderer: Ch
         assert kept.finish_reason == "abort" and kept.logprobs.tolist() == first.logprobs.tolist()[:4]
 
 
-async def test_a_session_that_ends_ends_what_it_asked(renderer: ChatRenderer) -> None:
+async def test_agent_endpoint_a_session_that_ends_ends_what_it_asked(renderer: ChatRenderer) -> None:
     async with world(renderer) as here:
         begun = asyncio.Event()
 

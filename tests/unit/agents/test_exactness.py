@@ -132,7 +132,9 @@ def follow(message: dict[str, Any], chance: random.Random) -> list[dict[str, Any
 
 @pytest.mark.parametrize("name", sorted(ALL))
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_every_sample_is_what_the_engine_saw(tiny_model: Path, name: str, seed: int) -> None:
+async def test_agent_token_exactness_every_sample_is_what_the_engine_saw(
+    tiny_model: Path, name: str, seed: int
+) -> None:
     """Dialogues that go on, fork, are compacted and are led in parallel, streamed and not, with calls of tools."""
     renderer, end = renderer_of(tiny_model, ALL[name])
     chance = random.Random(seed)
@@ -173,7 +175,9 @@ async def test_every_sample_is_what_the_engine_saw(tiny_model: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", sorted(set(ALL) - {"qwen-3"}))
-async def test_a_context_reads_as_the_template_writes_the_conversation(tiny_model: Path, name: str) -> None:
+async def test_agent_token_exactness_a_context_reads_as_the_template_writes_the_conversation(
+    tiny_model: Path, name: str
+) -> None:
     """An independent view of what is between answers: the whole conversation, rendered afresh, has the same text."""
     template = ALL[name]
     renderer, end = renderer_of(tiny_model, template)
@@ -190,7 +194,9 @@ async def test_a_context_reads_as_the_template_writes_the_conversation(tiny_mode
             messages = [*messages, stripped, {"role": "user", "content": text}]
 
 
-async def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_goes_on(tiny_model: Path) -> None:
+async def test_agent_token_exactness_an_answer_that_was_cut_off_is_ended_before_the_conversation_goes_on(
+    tiny_model: Path,
+) -> None:
     renderer, end = renderer_of(tiny_model, ALL["qwen-2.5"])
     async with opened(Speaker(renderer, ["abcdef", "x"], end)) as (server, session), aiohttp.ClientSession() as http:
         speaker, client = session._generate.__self__, Client(http, server.base_url, session)
@@ -216,7 +222,7 @@ class Halves(Speaker):
         return generation
 
 
-async def test_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: Path) -> None:
+async def test_agent_token_exactness_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: Path) -> None:
     """A lone byte of a longer character reads as a replacement, which nobody could tokenise back."""
     renderer, end = renderer_of(tiny_model, ALL["qwen-2.5"])
     async with opened(Halves(renderer, ["x y", "z"], end)) as (server, session), aiohttp.ClientSession() as http:
@@ -231,7 +237,7 @@ async def test_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: 
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
-async def test_an_answer_that_a_stop_text_ended_keeps_its_tokens_where_the_agent_adds_to_it(
+async def test_agent_token_exactness_an_answer_that_a_stop_text_ended_keeps_its_tokens_where_the_agent_adds_to_it(
     tiny_model: Path, name: str
 ) -> None:
     """Agents of text (ReAct, smolagents' CodeAgent) write what they did behind the stop text, in the same message."""
@@ -258,7 +264,9 @@ async def test_an_answer_that_a_stop_text_ended_keeps_its_tokens_where_the_agent
     assert len(as_rollout(draw_of(renderer), 0, session.calls[:3], text="").branches) == 1
 
 
-async def test_an_answer_is_known_again_without_its_outer_spaces_and_not_under_other_tools(tiny_model: Path) -> None:
+async def test_agent_token_exactness_an_answer_is_known_again_without_its_outer_spaces_and_not_under_other_tools(
+    tiny_model: Path,
+) -> None:
     renderer, end = renderer_of(tiny_model, ALL["qwen-with-tools"])
     said = ["  so ", "a", "b"]
     async with opened(Speaker(renderer, said, end)) as (server, session), aiohttp.ClientSession() as http:
@@ -273,7 +281,9 @@ async def test_an_answer_is_known_again_without_its_outer_spaces_and_not_under_o
     assert '"go"' in third and '"look"' not in third
 
 
-async def test_a_text_that_goes_on_behind_an_answer_does_not_have_the_token_that_ended_it(tiny_model: Path) -> None:
+async def test_agent_token_exactness_a_text_that_goes_on_behind_an_answer_does_not_have_the_token_that_ended_it(
+    tiny_model: Path,
+) -> None:
     renderer, end = renderer_of(tiny_model, ALL["qwen-2.5"])
     async with opened(Speaker(renderer, ["one", "two"], end)) as (server, session), aiohttp.ClientSession() as http:
         headers = {"Authorization": f"Bearer {session.key}"}

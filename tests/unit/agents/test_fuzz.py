@@ -142,26 +142,26 @@ EVERYTHING = settings(max_examples=60, suppress_health_check=list(HealthCheck))
 
 @EVERYTHING
 @given(bodies())
-def test_whatever_is_sent_is_answered_or_refused_with_a_reason(world: World, sent: tuple[str, Any]) -> None:
+def test_agent_fuzz_whatever_is_sent_is_answered_or_refused_with_a_reason(world: World, sent: tuple[str, Any]) -> None:
     path, body = sent
     check(world, path, json.dumps(body).encode("utf-8", "surrogatepass"))
 
 
 @EVERYTHING
 @given(st.sampled_from(PATHS), st.binary(max_size=40))
-def test_bytes_that_are_no_json_are_refused(world: World, path: str, body: bytes) -> None:
+def test_agent_fuzz_bytes_that_are_no_json_are_refused(world: World, path: str, body: bytes) -> None:
     check(world, path, body)
 
 
 @pytest.mark.slow
 @settings(max_examples=3000, suppress_health_check=list(HealthCheck))
 @given(bodies())
-def test_a_long_series_of_bodies_finds_no_error_of_ours(world: World, sent: tuple[str, Any]) -> None:
+def test_agent_fuzz_a_long_series_of_bodies_finds_no_error_of_ours(world: World, sent: tuple[str, Any]) -> None:
     path, body = sent
     check(world, path, json.dumps(body).encode("utf-8", "surrogatepass"))
 
 
-def test_another_sessions_responses_are_not_known_here(world: World) -> None:
+def test_agent_fuzz_another_sessions_responses_are_not_known_here(world: World) -> None:
     body = {"model": "m", "input": "What was said?", "previous_response_id": world.response_id}
     status, said = world.ask("/v1/responses", json.dumps(body).encode(), world.mine.key)
     assert status == 404 and SECRET not in said

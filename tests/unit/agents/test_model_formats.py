@@ -89,7 +89,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("template", "said", "reasoning", "text", "calls"), CASES)
-async def test_model_formats_are_told_apart(
+async def test_agent_chat_format_model_formats_are_told_apart(
     tiny_model: Path, template: str, said: str, reasoning: str, text: str, calls: list[dict[str, Any]]
 ) -> None:
     answer = await answer_of_model(renderer_of(tiny_model, template), said, TOOLS)
@@ -97,7 +97,7 @@ async def test_model_formats_are_told_apart(
     assert [(call.name, dict(call.arguments)) for call in answer.tool_calls] == [("look", each) for each in calls]
 
 
-async def test_model_formats_call_nothing_in_a_thought_that_never_ends(tiny_model: Path) -> None:
+async def test_agent_chat_format_model_formats_call_nothing_in_a_thought_that_never_ends(tiny_model: Path) -> None:
     """The prompt of this template begins the thought."""
     said = "I could <tool_call>\n<function=look>\n</function>\n</tool_call>"
     answer = await answer_of_model(renderer_of(tiny_model, "qwen3_5_think"), said, TOOLS)

@@ -22,23 +22,23 @@ def called(text: str, tool_format: ToolFormat) -> tuple[str, list[tuple[str, obj
     return beside, [(call.name, dict(call.arguments)) for call in calls]
 
 
-def test_hermes_calls_stand_in_tags_and_may_be_several() -> None:
+def test_agent_tool_call_hermes_calls_stand_in_tags_and_may_be_several() -> None:
     first = "<tool_call>\n" + '{"name": "a", "arguments": {"x": 1}}' + "\n</tool_call>"
     text = f"Let me see.\n{first}\n" + '<tool_call>{"name":"b"}</tool_call>'
     assert called(text, "hermes") == ("Let me see.", [("a", {"x": 1}), ("b", {})])
 
 
-def test_an_unclosed_call_at_the_end_counts_if_it_is_whole() -> None:
+def test_agent_tool_call_an_unclosed_call_at_the_end_counts_if_it_is_whole() -> None:
     assert called('<tool_call>{"name": "a", "arguments": {}}', "plain") == ("", [("a", {})])
     assert called('<tool_call>{"name": "a", "argum', "plain") == ('<tool_call>{"name": "a", "argum', [])
 
 
-def test_an_answer_with_a_malformed_call_stays_text() -> None:
+def test_agent_tool_call_an_answer_with_a_malformed_call_stays_text() -> None:
     text = '<tool_call>nonsense</tool_call><tool_call>{"name": "a", "arguments": {}}</tool_call>'
     assert called(text, "hermes") == (text, [])
 
 
-def test_qwen_coders_tags_are_read_by_the_tools_schema() -> None:
+def test_agent_tool_call_qwen_coders_tags_are_read_by_the_tools_schema() -> None:
     body = "<function=a>\n<parameter=x>\n1\n</parameter>\n</function>"
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     tool = {"type": "function", "function": {"name": "a", "description": "", "parameters": schema}}
@@ -46,7 +46,7 @@ def test_qwen_coders_tags_are_read_by_the_tools_schema() -> None:
     assert (call.name, dict(call.arguments)) == ("a", {"x": 1})
 
 
-def test_llama_answers_with_objects_alone() -> None:
+def test_agent_tool_call_llama_answers_with_objects_alone() -> None:
     assert called('{"name": "a", "parameters": {"x": "1"}}; {"name": "b", "parameters": {}}', "llama3") == (
         "",
         [("a", {"x": "1"}), ("b", {})],
@@ -55,7 +55,7 @@ def test_llama_answers_with_objects_alone() -> None:
     assert called('Sure: {"name": "a", "parameters": {}}', "llama3") == ('Sure: {"name": "a", "parameters": {}}', [])
 
 
-def test_mistral_marks_calls_in_two_ways() -> None:
+def test_agent_tool_call_mistral_marks_calls_in_two_ways() -> None:
     assert called('[TOOL_CALLS][{"name": "a", "arguments": {"x": 1}}]', "mistral") == ("", [("a", {"x": 1})])
     assert called('Wait.[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[ARGS]{}', "mistral") == (
         "Wait.",
@@ -63,7 +63,7 @@ def test_mistral_marks_calls_in_two_ways() -> None:
     )
 
 
-def test_gpt_oss_calls_are_messages_of_their_own() -> None:
+def test_agent_tool_call_gpt_oss_calls_are_messages_of_their_own() -> None:
     call = '<|channel|>commentary to=functions.a <|constrain|>json<|message|>{"x": 1}'
     assert called(call, "harmony") == ("", [("a", {"x": 1})])
     thought = "<|channel|>analysis<|message|>to=functions.b<|end|><|start|>assistant"
@@ -72,12 +72,12 @@ def test_gpt_oss_calls_are_messages_of_their_own() -> None:
     assert called(answer, "harmony") == (answer, [])
 
 
-def test_glm_calls_have_a_tag_for_each_argument() -> None:
+def test_agent_tool_call_glm_calls_have_a_tag_for_each_argument() -> None:
     call = "<tool_call>a\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
     assert called(f"So.\n{call}\n{call}", "glm") == ("So.", [("a", {"x": "1"}), ("a", {"x": "1"})])
 
 
-def test_gemma_calls_have_arguments_without_quotes() -> None:
+def test_agent_tool_call_gemma_calls_have_arguments_without_quotes() -> None:
     call = '<|tool_call>call:a{x:1,y:<|"|>b<|"|>}<tool_call|>'
     assert called(f"So. {call}", "gemma4") == ("So.", [("a", {"x": 1, "y": "b"})])
 
@@ -86,7 +86,9 @@ def test_gemma_calls_have_arguments_without_quotes() -> None:
     "arguments", ["[1]", '"text"', "1", '{"a": 1e999}', '{"a": NaN}', '{"a": ' + "9" * 5000 + "}", "[" * 5000]
 )
 @pytest.mark.parametrize("tool_format", ["hermes", "llama3", "mistral"])
-def test_arguments_that_are_no_json_object_make_no_call(arguments: str, tool_format: ToolFormat) -> None:
+def test_agent_tool_call_arguments_that_are_no_json_object_make_no_call(
+    arguments: str, tool_format: ToolFormat
+) -> None:
     body = f'{{"name": "a", "arguments": {arguments}}}'
     text = {"hermes": f"<tool_call>{body}</tool_call>", "llama3": body, "mistral": f"[TOOL_CALLS][{body}]"}[tool_format]
     assert called(text, tool_format) == (text, [])
@@ -110,7 +112,9 @@ def test_arguments_that_are_no_json_object_make_no_call(arguments: str, tool_for
     ],
 )
 @pytest.mark.parametrize("tool_format", FORMATS)
-def test_hostile_repetition_takes_no_longer_than_reading_it(piece: str, tool_format: ToolFormat) -> None:
+def test_agent_tool_call_hostile_repetition_takes_no_longer_than_reading_it(
+    piece: str, tool_format: ToolFormat
+) -> None:
     started = time.process_time()
     _, calls = read_calls(piece * (400_000 // len(piece)), tool_format)
     assert time.process_time() - started < 10
@@ -118,14 +122,14 @@ def test_hostile_repetition_takes_no_longer_than_reading_it(piece: str, tool_for
 
 
 @given(st.text(alphabet='<tool_cal>/{}[]"name:argumentsTOLCAS,1 \\', max_size=80), st.sampled_from(FORMATS))
-def test_reading_never_raises_and_says_calls_only_as_json(text: str, tool_format: ToolFormat) -> None:
+def test_agent_tool_call_reading_never_raises_and_says_calls_only_as_json(text: str, tool_format: ToolFormat) -> None:
     beside, calls = read_calls(text, tool_format)
     assert calls or beside == text
     for call in calls:
         assert json.loads(call.arguments_json) == call.arguments
 
 
-def test_formats_are_known_by_what_a_template_teaches() -> None:
+def test_agent_tool_call_formats_are_known_by_what_a_template_teaches() -> None:
     assert format_of("{% for m in messages %}{{ m }}{% endfor %}") == "plain"
     assert format_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
     assert format_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
@@ -150,7 +154,7 @@ def test_formats_are_known_by_what_a_template_teaches() -> None:
         ("gemma3", "plain"),
     ],
 )
-def test_formats_of_published_templates_are_known(template: str, tool_format: str) -> None:
+def test_agent_tool_call_formats_of_published_templates_are_known(template: str, tool_format: str) -> None:
     """The texts are read from the installed TRL."""
     package = find_spec("trl")
     if package is None or package.origin is None:
@@ -159,7 +163,7 @@ def test_formats_of_published_templates_are_known(template: str, tool_format: st
     assert format_of((directory / f"{template}.jinja").read_text(encoding="utf-8")) == tool_format
 
 
-def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+def test_agent_tool_call_a_template_without_tools_is_told_of_them_in_words() -> None:
     function = {"name": "a", "arguments": {"x": 1}}
     call = {"id": "1", "type": "function", "function": function}
     messages: list[Message] = [

@@ -32,7 +32,7 @@ def spans(rollout: Rollout) -> list[tuple[int, int]]:
     return [(turn.start, turn.end) for turn in rollout.turns]
 
 
-def test_a_context_that_goes_on_where_an_answer_ended_is_one_sequence() -> None:
+def test_agent_trajectory_tree_a_context_that_goes_on_where_an_answer_ended_is_one_sequence() -> None:
     rollout = rollout_of(call([1, 2], [10, 11], 5), call([1, 2, 10, 11, 7, 8], [12], 6))
     assert rollout.token_ids.tolist() == [10, 11, 7, 8, 12]
     assert rollout.policy_versions.tolist() == [5, 5, -1, -1, 6]
@@ -42,34 +42,34 @@ def test_a_context_that_goes_on_where_an_answer_ended_is_one_sequence() -> None:
     assert (rollout.text, rollout.finish_reason, rollout.engine_id) == ("said", "stop", "e")
 
 
-def test_an_agents_own_first_context_is_a_branch_at_the_beginning() -> None:
+def test_agent_trajectory_tree_an_agents_own_first_context_is_a_branch_at_the_beginning() -> None:
     rollout = rollout_of(call([9, 9, 9], [10]))
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(0, [9, 9, 9])]
     assert rollout.prompt_token_ids.tolist() == [1, 2]
 
 
-def test_an_answer_that_was_cut_off_may_go_on_with_nothing_in_between() -> None:
+def test_agent_trajectory_tree_an_answer_that_was_cut_off_may_go_on_with_nothing_in_between() -> None:
     rollout = rollout_of(call([1, 2], [10], finish_reason="length"), call([1, 2, 10], [11], 1))
     assert rollout.token_ids.tolist() == [10, 11] and rollout.branches == ()
     assert (spans(rollout), rollout.finish_reason) == ([(0, 1), (1, 2)], "stop")
     assert rollout_of(call([1, 2], [10], finish_reason="length")).finish_reason == "length"
 
 
-def test_a_fork_has_a_context_of_its_own_and_trains_what_is_before_it_once() -> None:
+def test_agent_trajectory_tree_a_fork_has_a_context_of_its_own_and_trains_what_is_before_it_once() -> None:
     first = call([1, 2], [10])
     rollout = rollout_of(first, call([1, 2, 10, 7], [11]), call([1, 2, 10, 8], [12]))
     assert rollout.token_ids.tolist() == [10, 7, 11, 12]
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(3, [1, 2, 10, 8])]
 
 
-def test_a_sub_agent_comes_before_the_chain_that_ends_last() -> None:
+def test_agent_trajectory_tree_a_sub_agent_comes_before_the_chain_that_ends_last() -> None:
     main, sub, sub_again = call([1, 2], [10]), call([5], [20]), call([5, 20, 6], [21])
     rollout = rollout_of(main, sub, sub_again, call([1, 2, 10, 7], [11]))
     assert rollout.token_ids.tolist() == [20, 6, 21, 10, 7, 11]
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(0, [5]), (3, [1, 2])]
 
 
-def test_several_answers_to_one_context_are_chains_that_are_told_apart_by_their_tokens() -> None:
+def test_agent_trajectory_tree_several_answers_to_one_context_are_chains_that_are_told_apart_by_their_tokens() -> None:
     rollout = rollout_of(call([1, 2], [10]), call([1, 2], [11]), call([1, 2, 11, 7], [12]))
     assert chains([call([1], [2]), call([1], [2]), call([1, 2, 3], [4])]) == [
         [1],
@@ -79,12 +79,12 @@ def test_several_answers_to_one_context_are_chains_that_are_told_apart_by_their_
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(1, [1, 2])]
 
 
-def test_an_answer_that_was_changed_is_context_and_not_trained() -> None:
+def test_agent_trajectory_tree_an_answer_that_was_changed_is_context_and_not_trained() -> None:
     rollout = rollout_of(call([1, 2], [10, 11]), call([1, 2, 10, 99, 7], [12]))
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(2, [1, 2, 10, 99, 7])]
 
 
-def test_main_chain_is_the_one_of_most_answers_then_of_most_tokens_then_the_last() -> None:
+def test_agent_trajectory_tree_main_chain_is_the_one_of_most_answers_then_of_most_tokens_then_the_last() -> None:
     title, main, on = call([9] * 50, [1] * 50), call([1, 2], [10]), call([1, 2, 10, 7], [11])
     assert main_chain([title, main, on]) == [1, 2]
     assert main_chain([main, on, title]) == [0, 1]
@@ -108,7 +108,7 @@ def programs(draw: st.DrawFn) -> list[Call]:
 
 
 @given(programs())
-def test_every_call_is_trained_once_after_exactly_what_the_engine_saw(calls: list[Call]) -> None:
+def test_agent_trajectory_tree_every_call_is_trained_once_after_exactly_what_the_engine_saw(calls: list[Call]) -> None:
     rollout = rollout_of(*calls)
     starts = [branch.start for branch in rollout.branches]
     ends = [*starts, len(rollout.token_ids)][1:]

@@ -90,7 +90,7 @@ def call(name: str, **arguments: Any) -> str:
 # ---- Anthropic's Messages, as Claude Code writes them
 
 
-async def test_messages_system_in_the_midst_stands_where_it_was_said(tiny_model: Path) -> None:
+async def test_agent_api_messages_system_in_the_midst_stands_where_it_was_said(tiny_model: Path) -> None:
     asked = {"role": "user", "content": [{"type": "text", "text": "Edit it."}]}
     told = {"role": "system", "content": [{"type": "text", "text": "# Environment"}], "output_config": {"effort": "x"}}
     async with world(tiny_model, "Done", "Again") as here:
@@ -108,7 +108,7 @@ async def test_messages_system_in_the_midst_stands_where_it_was_said(tiny_model:
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-async def test_messages_system_in_the_midst_is_read_with_every_template(tiny_model: Path, name: str) -> None:
+async def test_agent_api_messages_system_in_the_midst_is_read_with_every_template(tiny_model: Path, name: str) -> None:
     """Templates that refuse it or leave it out have it as the user's; several messages of a user may become one."""
     ask = {"role": "user", "content": "Go on."}
     async with world(tiny_model, "One", "Two", template=TEMPLATES[name]) as here:
@@ -121,7 +121,7 @@ async def test_messages_system_in_the_midst_is_read_with_every_template(tiny_mod
         assert here.seen().count("Go on.") == 4 and here.num_chains == 1
 
 
-async def test_messages_pictures_in_results_are_told_in_words_with_one_note(
+async def test_agent_api_messages_pictures_in_results_are_told_in_words_with_one_note(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tools = [{"name": "Read", "input_schema": {"type": "object"}}]
@@ -141,7 +141,7 @@ async def test_messages_pictures_in_results_are_told_in_words_with_one_note(
     ]
 
 
-async def test_messages_tools_of_the_vendor_are_left_out_with_one_note(
+async def test_agent_api_messages_tools_of_the_vendor_are_left_out_with_one_note(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     web = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
@@ -165,7 +165,9 @@ async def test_messages_tools_of_the_vendor_are_left_out_with_one_note(
     ]
 
 
-async def test_messages_deferred_tools_are_shown_where_the_conversation_refers_to_them(tiny_model: Path) -> None:
+async def test_agent_api_messages_deferred_tools_are_shown_where_the_conversation_refers_to_them(
+    tiny_model: Path,
+) -> None:
     schema = {"type": "object", "properties": {"url": {"type": "string"}}}
     search = {"name": "ToolSearch", "input_schema": {"type": "object"}}
     fetch = {"name": "WebFetch", "description": "Fetch.", "input_schema": schema, "defer_loading": True}
@@ -185,7 +187,7 @@ async def test_messages_deferred_tools_are_shown_where_the_conversation_refers_t
         assert here.seen().index('"WebFetch"') < here.seen().index("user\na")  # nobody else would show it
 
 
-async def test_messages_calls_that_come_back_with_defaults_are_known_again(tiny_model: Path) -> None:
+async def test_agent_api_messages_calls_that_come_back_with_defaults_are_known_again(tiny_model: Path) -> None:
     tools = [{"name": "Edit", "input_schema": {"type": "object"}}]
     wrote = {"path": "a", "new": "x"}
     for sent, num_chains in [
@@ -205,7 +207,7 @@ async def test_messages_calls_that_come_back_with_defaults_are_known_again(tiny_
             assert ("replace_all" in here.seen()) is False
 
 
-async def test_messages_the_line_for_the_vendors_books_is_no_part_of_the_prompt(tiny_model: Path) -> None:
+async def test_agent_api_messages_the_line_for_the_vendors_books_is_no_part_of_the_prompt(tiny_model: Path) -> None:
     async with world(tiny_model, "a", "b") as here:
         messages: list[Any] = [{"role": "user", "content": "a"}]
         for build in ("1f", "2e"):
@@ -217,7 +219,9 @@ async def test_messages_the_line_for_the_vendors_books_is_no_part_of_the_prompt(
         assert "billing" not in here.seen() and "Be brief." in here.seen() and here.num_chains == 1
 
 
-async def test_counts_of_tokens_are_those_of_the_prompt_and_ask_nothing_of_the_model(tiny_model: Path) -> None:
+async def test_agent_api_counts_of_tokens_are_those_of_the_prompt_and_ask_nothing_of_the_model(
+    tiny_model: Path,
+) -> None:
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "system": "s", "tools": tools}
     async with world(tiny_model, "b") as here:
@@ -251,7 +255,9 @@ OTHER = {"type": "namespace", "name": "clock", "tools": [{"type": "function", "n
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_responses_tools_in_items_and_groups_are_called_in_their_own_form(tiny_model: Path, stream: bool) -> None:
+async def test_agent_api_responses_tools_in_items_and_groups_are_called_in_their_own_form(
+    tiny_model: Path, stream: bool
+) -> None:
     begin: list[Any] = [
         {"type": "additional_tools", "role": "developer", "tools": [GROUP, OTHER, {"type": "web_search"}]},
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "You are Codex."}]},
@@ -288,7 +294,7 @@ def _items(said: str) -> list[dict[str, Any]]:
     return [event["item"] for event in events if event["type"] == "response.output_item.done"]
 
 
-async def test_responses_items_that_are_kept_elsewhere_are_refused_with_what_to_do(tiny_model: Path) -> None:
+async def test_agent_api_responses_items_that_are_kept_elsewhere_are_refused_with_what_to_do(tiny_model: Path) -> None:
     async with world(tiny_model) as here:
         status, said = await here.try_post("/responses", input=[{"type": "item_reference", "id": "msg_1"}])
         assert status == 400 and "send them again" in said["error"]["message"]
@@ -300,7 +306,7 @@ async def test_responses_items_that_are_kept_elsewhere_are_refused_with_what_to_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_chat_tools_of_one_text_and_of_the_vendor(tiny_model: Path, stream: bool) -> None:
+async def test_agent_api_chat_tools_of_one_text_and_of_the_vendor(tiny_model: Path, stream: bool) -> None:
     tools = [
         {"type": "custom", "custom": {"name": "exec", "format": {"type": "text"}}},
         {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
@@ -322,7 +328,9 @@ async def test_chat_tools_of_one_text_and_of_the_vendor(tiny_model: Path, stream
         assert status == 400 and "send tools" in said["error"]["message"]
 
 
-async def test_a_demand_that_is_told_in_words_is_noted_once(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_agent_api_a_demand_that_is_told_in_words_is_noted_once(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = [{"role": "user", "content": "a"}]
     with caplog.at_level(logging.WARNING):
         async with world(tiny_model, "b", "c") as here:
@@ -334,7 +342,7 @@ async def test_a_demand_that_is_told_in_words_is_noted_once(tiny_model: Path, ca
     assert note.startswith("agents send tool_choice, which cannot be enforced: the model is told of it in words")
 
 
-async def test_the_models_list_says_how_long_a_context_is(tiny_model: Path) -> None:
+async def test_agent_api_the_models_list_says_how_long_a_context_is(tiny_model: Path) -> None:
     async with world(tiny_model) as here:
         headers = {"x-api-key": here.session.key}
         async with here.http.get(here.server.base_url + "/models?client_version=1", headers=headers) as response:
@@ -358,7 +366,7 @@ SERVED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", sorted(SERVED))
-async def test_fields_that_are_not_known_are_left_out_with_one_note_each(
+async def test_agent_api_fields_that_are_not_known_are_left_out_with_one_note_each(
     tiny_model: Path, caplog: pytest.LogCaptureFixture, path: str
 ) -> None:
     deep: Any = 1
@@ -377,7 +385,7 @@ async def test_fields_that_are_not_known_are_left_out_with_one_note_each(
     ]
 
 
-async def test_fields_inside_of_messages_and_tools_are_noted_as_well(
+async def test_agent_api_fields_inside_of_messages_and_tools_are_noted_as_well(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[Any] = [
@@ -394,7 +402,7 @@ async def test_fields_inside_of_messages_and_tools_are_noted_as_well(
     assert "'name'" in caplog.records[-1].message
 
 
-async def test_notes_end_with_one_that_says_so(caplog: pytest.LogCaptureFixture, tiny_model: Path) -> None:
+async def test_agent_api_notes_end_with_one_that_says_so(caplog: pytest.LogCaptureFixture, tiny_model: Path) -> None:
     with caplog.at_level(logging.WARNING):
         async with world(tiny_model, "b", "c") as here:
             for _ in range(2):
@@ -437,7 +445,7 @@ async def test_notes_end_with_one_that_says_so(caplog: pytest.LogCaptureFixture,
         ("/responses", {"input": "a", "tools": [{"type": "namespace", "name": "x", "tools": None}]}),
     ],
 )
-async def test_optional_fields_that_are_null_are_as_if_they_were_absent(
+async def test_agent_api_optional_fields_that_are_null_are_as_if_they_were_absent(
     tiny_model: Path, path: str, body: dict[str, Any]
 ) -> None:
     async with world(tiny_model, "b") as here:
@@ -457,7 +465,7 @@ async def test_optional_fields_that_are_null_are_as_if_they_were_absent(
         ("/responses", {"type": "web_search"}, None),
     ],
 )
-async def test_choices_of_tools_demand_a_call_only_where_they_do(
+async def test_agent_api_choices_of_tools_demand_a_call_only_where_they_do(
     tiny_model: Path, path: str, choice: dict[str, Any], words: str | None
 ) -> None:
     look = LOOK if path == "/chat/completions" else {"type": "function", "name": "look"}
@@ -471,14 +479,16 @@ async def test_choices_of_tools_demand_a_call_only_where_they_do(
         assert "Answer with a call" not in here.seen() and '"look"' not in here.seen()
 
 
-async def test_a_choice_of_the_vendors_tool_is_noted(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_agent_api_a_choice_of_the_vendors_tool_is_noted(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         async with world(tiny_model, "b") as here:
             await here.post("/responses", input="a", tool_choice={"type": "web_search"})
     assert ["'web_search'" in record.message for record in caplog.records] == [True]
 
 
-async def test_other_formats_of_an_answer_are_told_in_words(tiny_model: Path) -> None:
+async def test_agent_api_other_formats_of_an_answer_are_told_in_words(tiny_model: Path) -> None:
     async with world(tiny_model, "b", "c") as here:
         here.session.tells_demands = True
         await here.post("/responses", input="a", text={"format": {"type": "grammar", "definition": "x"}})
@@ -488,13 +498,13 @@ async def test_other_formats_of_an_answer_are_told_in_words(tiny_model: Path) ->
 
 
 @pytest.mark.parametrize("field", ["conversation", "prompt"])
-async def test_what_the_vendor_keeps_is_refused_with_what_to_send(tiny_model: Path, field: str) -> None:
+async def test_agent_api_what_the_vendor_keeps_is_refused_with_what_to_send(tiny_model: Path, field: str) -> None:
     async with world(tiny_model) as here:
         status, said = await here.try_post("/responses", input="a", **{field: {"id": "x"}})
         assert status == 400 and said["error"]["param"] == field and "send it in input" in said["error"]["message"]
 
 
-async def test_halves_of_characters_are_replaced(tiny_model: Path) -> None:
+async def test_agent_api_halves_of_characters_are_replaced(tiny_model: Path) -> None:
     """Agents written in JavaScript cut what a tool printed in the middle of a character."""
     content = r"cut \ud83d\u0021 \\ud83d \ud83d\ude00 \udcff."
     body = f'{{"model": "m", "messages": [{{"role": "user", "content": "{content}"}}]}}'
@@ -507,7 +517,7 @@ async def test_halves_of_characters_are_replaced(tiny_model: Path) -> None:
         assert "cut \ufffd! \\ud83d \U0001f600 \ufffd." in here.seen()
 
 
-async def test_a_body_of_very_many_objects_is_refused_before_all_are_read(tiny_model: Path) -> None:
+async def test_agent_api_a_body_of_very_many_objects_is_refused_before_all_are_read(tiny_model: Path) -> None:
     async with world(tiny_model) as here:
         messages = [{"role": "user", "content": [{}] * 70_000}]
         status, said = await here.try_post("/chat/completions", messages=messages)
@@ -564,7 +574,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", sorted(RICH))
-async def test_an_unknown_field_or_a_null_anywhere_ends_no_episode(tiny_model: Path, path: str) -> None:
+async def test_agent_api_an_unknown_field_or_a_null_anywhere_ends_no_episode(tiny_model: Path, path: str) -> None:
     """A null is refused only where the field has to be there."""
     async with world(tiny_model) as here:
         here.speaker.says = lambda context: "b"

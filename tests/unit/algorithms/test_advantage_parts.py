@@ -78,7 +78,7 @@ def expected_outcomes(attempts: list[Attempt], mean: str, std: str, per_domain: 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("std", ["none", "group", "batch", "running"])
 @pytest.mark.parametrize("mean", ["none", "group", "batch", "running", "leave_one_out", "length_weighted", "greedy"])
-def test_normalised_rewards(mean: Any, std: Any, kind: str) -> None:
+def test_advantage_normalised_rewards(mean: Any, std: Any, kind: str) -> None:
     for seed in SEEDS:
         for per_domain in (True, False):
             attempts = random_attempts(seed, kind)
@@ -89,7 +89,7 @@ def test_normalised_rewards(mean: Any, std: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_running_moments_are_those_of_all_rewards_so_far(kind: str) -> None:
+def test_advantage_running_moments_are_those_of_all_rewards_so_far(kind: str) -> None:
     steps = [random_attempts(seed, kind) for seed in range(4)]
     running: dict[str, Moments] = {}
     seen: dict[str, list[float]] = {}
@@ -109,7 +109,7 @@ def test_running_moments_are_those_of_all_rewards_so_far(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-def test_returns_of_turns_and_tokens(gamma: float, kind: str) -> None:
+def test_advantage_returns_of_turns_and_tokens(gamma: float, kind: str) -> None:
     for seed in SEEDS:
         attempts = with_token_rewards(random_attempts(seed, kind), seed)
         outcomes = {a.name: 0.5 * a.reward for a in attempts}
@@ -125,7 +125,7 @@ def test_returns_of_turns_and_tokens(gamma: float, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 1.0), (0.99, 0.95), (0.9, 0.0), (0.0, 0.5)])
-def test_generalised_advantage_estimation(gamma: float, lam: float, kind: str) -> None:
+def test_advantage_generalised_advantage_estimation(gamma: float, lam: float, kind: str) -> None:
     for seed in SEEDS:
         attempts = with_token_rewards(random_attempts(seed, kind), seed)
         outcomes = {a.name: a.reward for a in attempts}
@@ -146,7 +146,7 @@ def test_generalised_advantage_estimation(gamma: float, lam: float, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("std", ["none", "group"])
-def test_step_advantages_compare_turns_that_began_in_the_same_state(std: Any, kind: str) -> None:
+def test_advantage_step_advantages_compare_turns_that_began_in_the_same_state(std: Any, kind: str) -> None:
     met = 0
     for seed in range(6):
         attempts = random_attempts(seed, kind)
@@ -158,7 +158,7 @@ def test_step_advantages_compare_turns_that_began_in_the_same_state(std: Any, ki
     assert (met > 0) == (kind == "multi_turn")
 
 
-def test_equal_states_of_different_prompts_are_not_compared() -> None:
+def test_advantage_equal_states_of_different_prompts_are_not_compared() -> None:
     def episode(group: int, reward: float) -> Episode:
         return Episode(group=group, reward=reward, num_tokens=1, turns=((0, 1),), states=("start",))
 
@@ -174,7 +174,7 @@ def test_equal_states_of_different_prompts_are_not_compared() -> None:
     [("token", "none"), ("token", "token")]  # it has no turns to whiten
     + [(e, w) for e in ("outcome", "turn", "anchor_state") for w in ("none", "token", "turn")],
 )
-def test_estimates_with_rewards_per_token_whitening_and_clip(estimator: Any, whiten: Any, kind: str) -> None:
+def test_advantage_estimates_with_rewards_per_token_whitening_and_clip(estimator: Any, whiten: Any, kind: str) -> None:
     for seed in SEEDS:
         attempts = with_token_rewards(random_attempts(seed, kind), seed)
         outcomes = {a.name: a.reward - 0.3 for a in attempts}
@@ -201,7 +201,7 @@ def test_estimates_with_rewards_per_token_whitening_and_clip(estimator: Any, whi
 
 
 @pytest.mark.parametrize("sizes", [(1,), (2, 3), (0, 4, 1), (0,), ()])
-def test_whitening(sizes: tuple[int, ...]) -> None:
+def test_advantage_whitening(sizes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     arrays = [rng.normal(3.0, 2.0, size) for size in sizes]
     expected = ref.whitened({str(i): array.tolist() for i, array in enumerate(arrays)})
@@ -212,7 +212,7 @@ def test_whitening(sizes: tuple[int, ...]) -> None:
         assert all((array == 0).all() for array in whitened(equal))
 
 
-def test_whitening_leaves_noise_small() -> None:
+def test_advantage_whitening_leaves_noise_small() -> None:
     noise = np.array([1e-6, -1e-6] * 8)
     # (±1e-6) / sqrt(1e-12 + 1e-8)
     np.testing.assert_allclose(whitened([noise])[0], noise / 1.00005e-4, rtol=1e-4)
@@ -222,7 +222,7 @@ def test_whitening_leaves_noise_small() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.99])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_on_which_critics_agree_most(kind: str, share: float) -> None:
+def test_advantage_the_tokens_on_which_critics_agree_most(kind: str, share: float) -> None:
     for seed in SEEDS:
         attempts = random_attempts(seed, kind)
         spread = [np.std(np.array(a.values), axis=0) for a in attempts]
@@ -236,13 +236,13 @@ def test_the_tokens_on_which_critics_agree_most(kind: str, share: float) -> None
             assert not drop[~mask].any()
 
 
-def test_critics_that_agree_everywhere_drop_nothing() -> None:
+def test_advantage_critics_that_agree_everywhere_drop_nothing() -> None:
     values, masks = [np.zeros(4, np.float32)] * 3, [np.ones(4, np.bool_)] * 3
     assert not np.concatenate(drop_smallest(values, masks, 0.5)).any()
 
 
 @pytest.mark.parametrize("buffer", [0, 1, 4, 16])
-def test_shaped_rewards(buffer: int) -> None:
+def test_advantage_shaped_rewards(buffer: int) -> None:
     for length in range(LONGEST + 4):
         assert soft_overlong(length, LONGEST, buffer) == pytest.approx(ref.soft_overlong(length, LONGEST, buffer))
         for well_formed in (True, False):
@@ -263,7 +263,7 @@ def test_shaped_rewards(buffer: int) -> None:
             assert found == pytest.approx(expected)
 
 
-def test_rewards_of_turns_without_a_token_are_not_lost() -> None:
+def test_advantage_rewards_of_turns_without_a_token_are_not_lost() -> None:
     def rewards(*turns: tuple[int, int], given: tuple[float, ...]) -> list[float]:
         episode = Episode(group=0, reward=10.0, num_tokens=6, turns=turns, turn_rewards=given)
         return token_rewards(episode, 10.0).tolist()
@@ -274,7 +274,7 @@ def test_rewards_of_turns_without_a_token_are_not_lost() -> None:
     assert rewards((0, 0), given=(1.0,)) == []
 
 
-def test_groups_are_left_out_for_the_first_reason_that_applies() -> None:
+def test_advantage_groups_are_left_out_for_the_first_reason_that_applies() -> None:
     def why(*rewards: float, **given: Any) -> str:
         return reason_to_leave_out(np.array(rewards), **given)
 
@@ -290,7 +290,7 @@ def test_groups_are_left_out_for_the_first_reason_that_applies() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_kept_rollouts_and_groups(seed: int) -> None:
+def test_advantage_kept_rollouts_and_groups(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rewards = rng.choice([-1.0, 0.0, 0.5, 1.0], size=rng.integers(1, 8))
     ranked = sorted(range(len(rewards)), key=lambda i: (rewards[i], i))
@@ -307,13 +307,13 @@ def test_kept_rollouts_and_groups(seed: int) -> None:
     assert top_variance(rewards.tolist(), share) == sorted(best[:count])
 
 
-def test_factors_have_mean_one() -> None:
+def test_advantage_factors_have_mean_one() -> None:
     assert rescaled_weights(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
     assert rescaled_weights(np.zeros(2)).tolist() == [1.0, 1.0]
     assert rescaled_weights(np.zeros(0)).tolist() == []
 
 
-def test_the_adaptive_coefficient_by_hand() -> None:
+def test_advantage_the_adaptive_coefficient_by_hand() -> None:
     # kl is twice the target: error 1, cut to 0.2; 500 of 10,000 rollouts: 1 + 0.2 x 0.05
     assert adapted_coefficient(0.1, 2.0, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.101)
     assert adapted_coefficient(0.1, 0.9, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.0995)
@@ -322,12 +322,12 @@ def test_the_adaptive_coefficient_by_hand() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rewards_that_are_not_finite_are_refused(bad: float) -> None:
+def test_advantage_rewards_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
         normalised([Episode(group=0, reward=0.0, num_tokens=1)], np.array([bad]), mean="group", std="group")
 
 
-def test_baselines_that_are_missing_are_named() -> None:
+def test_advantage_baselines_that_are_missing_are_named() -> None:
     alone = [Episode(group=7, reward=1.0, num_tokens=1)]
     with pytest.raises(ValueError, match="group 7 has no reward of a greedy answer"):
         normalised(alone, np.ones(1), mean="greedy", std="none")

@@ -37,80 +37,80 @@ def outcomes(
     return result
 
 
-def test_grpo_subtracts_the_groups_mean_and_divides_by_its_unbiased_standard_deviation() -> None:
+def test_advantage_grpo_subtracts_the_groups_mean_and_divides_by_its_unbiased_standard_deviation() -> None:
     # mean 1/2, squared differences 4 x 1/4, divided by 3: std 0.57735
     (found,) = outcomes([[1, 0, 0, 1]])
     assert found == pytest.approx([0.866025, -0.866025, -0.866025, 0.866025], rel=1e-5)
 
 
-def test_dr_grpo_leaves_the_division_out() -> None:
+def test_advantage_dr_grpo_leaves_the_division_out() -> None:
     assert outcomes([[1, 0, 0, 0]], std="none") == [[0.75, -0.25, -0.25, -0.25]]
 
 
-def test_batch_scopes_count_every_reward() -> None:
+def test_advantage_batch_scopes_count_every_reward() -> None:
     # mean 3, squared differences 9 + 1 + 1 + 9 = 20, divided by 3: std 2.58199
     found = outcomes([[0, 2], [4, 6]], mean="batch", std="batch")
     np.testing.assert_allclose(np.concatenate(found), np.array([-3, -1, 1, 3]) / 2.581989, rtol=1e-5)
 
 
-def test_group_mean_with_batch_std() -> None:
+def test_advantage_group_mean_with_batch_std() -> None:
     found = outcomes([[0, 2], [4, 6]], std="batch")
     np.testing.assert_allclose(np.concatenate(found), np.array([-1, 1, -1, 1]) / 2.581989, rtol=1e-5)
 
 
-def test_none_and_none_is_the_reward_itself() -> None:
+def test_advantage_none_and_none_is_the_reward_itself() -> None:
     assert outcomes([[3, -1]], mean="none", std="none") == [[3, -1]]
 
 
-def test_baselines_of_a_groups_own() -> None:
+def test_advantage_baselines_of_a_groups_own() -> None:
     assert outcomes([[3, 1, 2]], mean="leave_one_out", std="none") == [[1.5, -1.5, 0.0]]
     # lengths 1, 3: (1 x 4 + 3 x 0) / 4 = 1
     assert outcomes([[4, 0]], mean="length_weighted", std="none", lengths=[1, 3]) == [[3.0, -1.0]]
     assert outcomes([[1, 0]], mean="greedy", std="none") == [[0.75, -0.25]]
 
 
-def test_epsilon_is_added_to_the_standard_deviation() -> None:
+def test_advantage_epsilon_is_added_to_the_standard_deviation() -> None:
     (found,) = outcomes([[0, 2e-6]])  # std 1.414e-6
     assert found == pytest.approx((np.array([-1, 1]) / (np.sqrt(2) + EPSILON / 1e-6)).tolist(), rel=1e-4)
 
 
-def test_equal_rewards_give_exactly_zero_also_where_their_mean_is_rounded() -> None:
+def test_advantage_equal_rewards_give_exactly_zero_also_where_their_mean_is_rounded() -> None:
     assert outcomes([[0.1] * 7]) == [[0.0] * 7]
 
 
-def test_without_spread_nothing_is_divided() -> None:
+def test_advantage_without_spread_nothing_is_divided() -> None:
     assert outcomes([[2, 2]], mean="none") == [[2, 2]]
     assert outcomes([[5]], mean="none", std="batch") == [[5]]
     assert outcomes([[5]]) == [[0]]
 
 
-def test_groups_of_different_size_and_empty_ones() -> None:
+def test_advantage_groups_of_different_size_and_empty_ones() -> None:
     assert outcomes([[1, 3], [], [7]], std="none") == [[-1, 1], [], [0]]
     assert outcomes([]) == []
 
 
-def test_zero_variance() -> None:
+def test_advantage_zero_variance() -> None:
     assert has_zero_variance([0.1, 0.1, 0.1])
     assert not has_zero_variance([0.1, 0.1, 0.2])
     assert has_zero_variance([3.0])
     assert has_zero_variance([])
 
 
-def test_generalised_advantages_by_hand() -> None:
+def test_advantage_generalised_advantages_by_hand() -> None:
     episode = Episode(group=0, reward=1.0, num_tokens=3, values=np.array([0.5, 0.2, 0.6], np.float32))
     (found,) = estimate([episode], np.array([1.0]), estimator="gae", gamma=0.5, gae_lambda=0.5).advantages
     # deltas 0.5 x 0.2 - 0.5 = -0.4, 0.5 x 0.6 - 0.2 = 0.1, 1 - 0.6 = 0.4; A = 0.4, 0.1 + 0.1, -0.4 + 0.25 x 0.2
     assert found.tolist() == pytest.approx([-0.35, 0.2, 0.4])
 
 
-def test_turn_returns_by_hand_and_nothing_for_the_environment() -> None:
+def test_advantage_turn_returns_by_hand_and_nothing_for_the_environment() -> None:
     episode = Episode(group=0, reward=0.0, num_tokens=5, turns=((0, 2), (3, 5)), turn_rewards=(1.0, 0.0))
     (found,) = estimate([episode], np.array([2.0]), estimator="turn", gamma=0.5).advantages
     assert found.tolist() == [2.0, 2.0, 0.0, 2.0, 2.0]  # 1 + 0.5 x 2, and 2
 
 
 @given(groups)
-def test_group_advantages_have_mean_zero_and_keep_order(values: list[list[float]]) -> None:
+def test_advantage_group_advantages_have_mean_zero_and_keep_order(values: list[list[float]]) -> None:
     for group, found in zip(values, outcomes(values), strict=True):
         assert abs(np.mean(found)) < 1e-9 * max(1.0, float(np.abs(found).max()))
         order = np.argsort(group, kind="stable")
@@ -119,19 +119,21 @@ def test_group_advantages_have_mean_zero_and_keep_order(values: list[list[float]
 
 
 @given(groups, st.floats(-50, 50))
-def test_shifting_all_rewards_changes_nothing_with_a_group_mean(values: list[list[float]], shift: float) -> None:
+def test_advantage_shifting_all_rewards_changes_nothing_with_a_group_mean(
+    values: list[list[float]], shift: float
+) -> None:
     moved = [[r + shift for r in group] for group in values]
     for a, b, group in zip(outcomes(values), outcomes(moved), values, strict=True):
         if np.ptp(group) > 1e-6:
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_importing_them_does_not_import_torch() -> None:
+def test_advantage_importing_them_does_not_import_torch() -> None:
     code = "import sys, roll.algorithms.advantages; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_last_chunk_has_the_whole_value_and_each_before_it_gamma_times_the_next() -> None:
+def test_advantage_the_last_chunk_has_the_whole_value_and_each_before_it_gamma_times_the_next() -> None:
     episode = Episode(group=0, reward=2, num_tokens=6, turns=((0, 1), (2, 4), (5, 6)))
     (found,) = estimate([episode], np.array([2.0]), estimator="chunk", gamma=0.5).advantages
     assert found.tolist() == [0.5, 0, 1, 1, 0, 2]

@@ -42,23 +42,23 @@ def places(answers: list[tuple[Rollout, ...]] | str) -> list[tuple[int, ...]]:
     return [tuple(rollout.index for rollout in each) for each in answers]
 
 
-def test_every_answer_is_learnt_from_alone() -> None:
+def test_selection_every_answer_is_learnt_from_alone() -> None:
     choice = chosen([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1), (1, 0)]
     assert choice.fates == {0: (Fate.TRAINED, ""), 1: (Fate.TRAINED, "")}
 
 
-def test_what_infrastructure_failed_is_never_learnt_from_and_a_group_of_it_has_failed() -> None:
+def test_selection_what_infrastructure_failed_is_never_learnt_from_and_a_group_of_it_has_failed() -> None:
     choice = chosen([group(0, None, 1.0), group(1, None, None)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 1)]
     assert choice.fates[1] == (Fate.FAILED, "the engine died")
 
 
-def test_a_group_without_a_token_has_failed() -> None:
+def test_selection_a_group_without_a_token_has_failed() -> None:
     assert chosen([group(0, 1.0, length=0)], every_answer).fates[0] == (Fate.FAILED, "no rollout has a token")
 
 
-def test_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
+def test_selection_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
     choose = partial(answers_below, num_tokens=2)  # of each answer the ids are its number
     choice = chosen([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1)]
@@ -67,42 +67,42 @@ def test_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
     assert choose(rollouts) == reason
 
 
-def test_the_best_are_kept_in_their_order_and_of_equal_ones_the_first() -> None:
+def test_selection_the_best_are_kept_in_their_order_and_of_equal_ones_the_first() -> None:
     rollouts = group(0, 0.5, 1.0, 0.2, 1.0, 1.0).rollouts
     assert places(best_answers(rollouts, keep=2, min_reward=1.0)) == [(1,), (3,)]
     assert places(best_answers(rollouts, keep=9, min_reward=0.5)) == [(0,), (1,), (3,), (4,)]
 
 
-def test_a_group_without_a_good_answer_is_filtered_and_says_why() -> None:
+def test_selection_a_group_without_a_good_answer_is_filtered_and_says_why() -> None:
     choice = chosen([group(0, 0.2, 0.4)], partial(best_answers, keep=1, min_reward=0.5))
     assert choice.rollouts == ()
     assert choice.fates == {0: (Fate.FILTERED, "its best reward 0.4 is below 0.5")}
 
 
-def test_a_pair_is_the_first_best_and_the_first_worst() -> None:
+def test_selection_a_pair_is_the_first_best_and_the_first_worst() -> None:
     rollouts = group(0, 0.5, 0.0, 1.0, 0.0, 1.0).rollouts
     assert places(pairs(rollouts, pairing="best_worst")) == [(2, 1)]
 
 
-def test_all_pairs_are_those_whose_rewards_differ_enough() -> None:
+def test_selection_all_pairs_are_those_whose_rewards_differ_enough() -> None:
     rollouts = group(0, 0.0, 1.0, 0.75, 1.0).rollouts
     assert set(places(pairs(rollouts, pairing="all"))) == {(1, 0), (3, 0), (2, 0), (1, 2), (3, 2)}
     assert set(places(pairs(rollouts, pairing="all", min_difference=0.5))) == {(1, 0), (3, 0), (2, 0)}
 
 
 @pytest.mark.parametrize("pairing", ["best_worst", "all"])
-def test_rewards_that_are_equal_or_too_near_make_no_pair(pairing: str) -> None:
+def test_selection_rewards_that_are_equal_or_too_near_make_no_pair(pairing: str) -> None:
     assert pairs(group(0, 1.0, 1.0).rollouts, pairing=pairing) == "zero variance: every reward is 1"
     why = pairs(group(0, 1.0, 0.75).rollouts, pairing=pairing, min_difference=0.5)
     assert why == "its rewards differ by 0.25, less than 0.5"
 
 
-def test_one_answer_alone_is_no_pair() -> None:
+def test_selection_one_answer_alone_is_no_pair() -> None:
     one = replace(group(0, 1.0), rollouts=group(0, 1.0).rollouts[:1])
     assert isinstance(pairs(one.scored, pairing="best_worst"), str)
 
 
-def test_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_of_them() -> None:
+def test_selection_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_of_them() -> None:
     better, worse, other = group(0, 1.0, 0.0, 0.5).rollouts
     worse = replace(worse, token_ids=better.token_ids)
     assert pairs([better, worse], pairing="best_worst") == "its better and worse answers are the same tokens"
@@ -110,12 +110,12 @@ def test_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_of_them() 
 
 
 @pytest.mark.parametrize("pairing", ["best_worst", "all"])
-def test_pairs_that_differ_by_exactly_the_min_difference_are_kept(pairing: Pairing) -> None:
+def test_selection_pairs_that_differ_by_exactly_the_min_difference_are_kept(pairing: Pairing) -> None:
     rollouts = group(0, 1.0, 0.5).rollouts
     assert places(pairs(rollouts, pairing=pairing, min_difference=0.5)) == [(0, 1)]
     assert isinstance(pairs(rollouts, pairing=pairing, min_difference=np.nextafter(0.5, 1.0)), str)
 
 
-def test_pairs_of_equal_rewards_are_left_out_also_without_a_min_difference() -> None:
+def test_selection_pairs_of_equal_rewards_are_left_out_also_without_a_min_difference() -> None:
     rollouts = group(0, 1.0, 0.0, 1.0, 0.0).rollouts
     assert set(places(pairs(rollouts, pairing="all", min_difference=0.0))) == {(0, 1), (0, 3), (2, 1), (2, 3)}

@@ -22,7 +22,7 @@ def everywhere(n: int) -> np.ndarray:
     return np.ones(n, dtype=np.bool_)
 
 
-def test_statistics_of_a_small_map_by_hand() -> None:
+def test_credit_assignment_statistics_of_a_small_map_by_hand() -> None:
     attention = np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.3, 0.5, 0], [0.4, 0.1, 0.2, 0.3]])
     of = distance_weights(4, window=2, horizon=(1, 2))
     apart = np.maximum(np.arange(4)[:, None] - np.arange(4), 0)
@@ -34,14 +34,14 @@ def test_statistics_of_a_small_map_by_hand() -> None:
     np.testing.assert_allclose(fai, [(0.5 + 0.2) / 2, (0.3 + 0.1) / 2, 0.2, 0], atol=1e-7)
 
 
-def test_heads_are_sorted_by_distance() -> None:
+def test_credit_assignment_heads_are_sorted_by_distance() -> None:
     local, far = head_groups(np.array([5.0, 1.0, 9.0, 2.0, 7.0, 3.0, 4.0, 6.0, 8.0, 0.5]))
     assert local.tolist() == [1, 3, 9]
     assert far.tolist() == [2, 4, 8]
     assert [g.tolist() for g in head_groups(np.array([3.0]))] == [[0], [0]]
 
 
-def test_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
+def test_credit_assignment_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
     scores = np.array([0.0, 3.0, 9.0, 2.0, 2.0, 0.0], np.float32)
     mask = np.array([1, 1, 0, 1, 1, 1], dtype=np.bool_)
     assert np.flatnonzero(top_share(scores, mask, 0.4)).tolist() == [1, 3]  # 2 of 5; of equal ones the earlier
@@ -51,7 +51,7 @@ def test_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
     assert top_share(ten, everywhere(30), 0.1).sum() == 3
 
 
-def test_local_amplifies_the_largest_jumps() -> None:
+def test_credit_assignment_local_amplifies_the_largest_jumps() -> None:
     sample = statistics([1, 4, 4, 9, 2], [0, 0, 0, 0, 0])
     assert jumps(sample.waad, everywhere(5)).tolist() == [3, 0, 5, 7, 0]
     gap = np.array([1, 1, 1, 0, 1], dtype=np.bool_)  # an environment's token: a turn ends before it
@@ -61,13 +61,13 @@ def test_local_amplifies_the_largest_jumps() -> None:
     assert found.dtype == np.float32
 
 
-def test_global_amplifies_anchors() -> None:
+def test_credit_assignment_global_amplifies_anchors() -> None:
     sample = statistics([0, 0, 0, 0, 0], [0.1, 0.5, 0.2, 0.4, 0])
     found = credit_factors(sample, everywhere(5), form="global", share=0.4, amplification=2.0)
     assert found.tolist() == [1, 2, 1, 2, 1]
 
 
-def test_coupled_shares_a_dominated_anchors_amplification_with_its_introduction() -> None:
+def test_credit_assignment_coupled_shares_a_dominated_anchors_amplification_with_its_introduction() -> None:
     #                    0  1  2  3  4  5  6  7  8  9
     sample = statistics([1, 1, 8, 1, 1, 1, 1, 9, 9, 9], [0, 0, 0, 0.9, 0, 0.5, 0, 0.7, 0, 0.8])
     # anchors 3, 5, 7, 9; jumps 0 7 7 0 0 0 8 0 0 0; median WAAD 1, so 3 and 5 are calm; 0.6 quantile of jumps 0.
@@ -83,7 +83,7 @@ def test_coupled_shares_a_dominated_anchors_amplification_with_its_introduction(
     assert none_calm.tolist() == kept.tolist()  # a jump of 7 is not among the top 5 %
 
 
-def test_an_introduction_that_is_an_anchor_itself_gets_at_most_the_whole_amplification() -> None:
+def test_credit_assignment_an_introduction_that_is_an_anchor_itself_gets_at_most_the_whole_amplification() -> None:
     sample = statistics([9, 1, 1, 1, 1], [0.9, 0.8, 0, 0, 0])
     found = credit_factors(sample, everywhere(5), form="coupled", back_share=0.5)
     assert found.tolist() == [1.5, 1.25, 1, 1, 1]
@@ -112,7 +112,9 @@ settings = st.fixed_dictionaries({
 
 
 @given(samples(), settings)
-def test_factors_equal_loops_over_the_formulas(sample: tuple[AttentionStatistics, np.ndarray], options: dict) -> None:
+def test_credit_assignment_factors_equal_loops_over_the_formulas(
+    sample: tuple[AttentionStatistics, np.ndarray], options: dict
+) -> None:
     of_sample, mask = sample
     found = credit_factors(of_sample, mask, **options)
     expected = reference_factors(of_sample.waad.tolist(), of_sample.fai.tolist(), mask.tolist(), options)
@@ -120,7 +122,7 @@ def test_factors_equal_loops_over_the_formulas(sample: tuple[AttentionStatistics
 
 
 @given(samples(), settings)
-def test_factors_lie_between_one_and_the_amplification_and_are_one_outside_the_mask(
+def test_credit_assignment_factors_lie_between_one_and_the_amplification_and_are_one_outside_the_mask(
     sample: tuple[AttentionStatistics, np.ndarray], options: dict
 ) -> None:
     of_sample, mask = sample
@@ -132,7 +134,7 @@ def test_factors_lie_between_one_and_the_amplification_and_are_one_outside_the_m
 
 
 @given(samples(), settings, st.integers(1, 9))
-def test_what_stands_before_or_after_a_sample_does_not_count(
+def test_credit_assignment_what_stands_before_or_after_a_sample_does_not_count(
     sample: tuple[AttentionStatistics, np.ndarray], options: dict, size: int
 ) -> None:
     of_sample, mask = sample
@@ -146,7 +148,7 @@ def test_what_stands_before_or_after_a_sample_does_not_count(
 
 
 @given(samples(), settings, st.sampled_from([0.25, 2.0, 64.0]))
-def test_thresholds_follow_the_scale_of_the_statistics(
+def test_credit_assignment_thresholds_follow_the_scale_of_the_statistics(
     sample: tuple[AttentionStatistics, np.ndarray], options: dict, scale: float
 ) -> None:
     of_sample, mask = sample
@@ -155,7 +157,7 @@ def test_thresholds_follow_the_scale_of_the_statistics(
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_answer_without_tokens_or_without_signal_is_left_alone(form: str) -> None:
+def test_credit_assignment_an_answer_without_tokens_or_without_signal_is_left_alone(form: str) -> None:
     assert credit_factors(statistics([], []), everywhere(0), form=form).tolist() == []
     flat = statistics([2] * 8, [0] * 8)
     assert credit_factors(flat, everywhere(8), form=form).tolist() == [1] * 8

@@ -36,7 +36,7 @@ def top_kl(policy: list[float], teacher: list[float]) -> float:
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_the_likeliest_tokens(aggregation: str) -> None:
+def test_distillation_loss_the_likeliest_tokens(aggregation: str) -> None:
     inputs = with_tops(1)
     loss = TopDistillationLoss(aggregation=aggregation)  # type: ignore[arg-type]
     policy, teacher = inputs.top_logprobs.tolist(), inputs.teacher_top_logprobs.tolist()
@@ -58,7 +58,7 @@ def test_the_likeliest_tokens(aggregation: str) -> None:
             assert inputs.top_logprobs.grad[n, j].item() == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
-def test_the_bucket_never_exceeds_the_whole_and_is_the_whole_over_all_tokens() -> None:
+def test_distillation_loss_the_bucket_never_exceeds_the_whole_and_is_the_whole_over_all_tokens() -> None:
     losses = [TopDistillationLoss()(with_tops(2, k)).loss.item() for k in (1, 3, 5)]
     assert losses == sorted(losses)
     inputs = with_tops(2, 5)  # five of six: the bucket is the sixth
@@ -68,7 +68,7 @@ def test_the_bucket_never_exceeds_the_whole_and_is_the_whole_over_all_tokens() -
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_a_divergence_is_averaged(aggregation: str) -> None:
+def test_distillation_loss_a_divergence_is_averaged(aggregation: str) -> None:
     inputs = with_tops(3)
     loss = DistillationLoss(divergence=Divergence(kind="jsd", beta=0.3), aggregation=aggregation)  # type: ignore[arg-type]
     assert loss.needs == Needs(divergence=Divergence(kind="jsd", beta=0.3))
@@ -82,7 +82,7 @@ def test_a_divergence_is_averaged(aggregation: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_extremes_stay_finite(dtype: torch.dtype) -> None:
+def test_distillation_loss_extremes_stay_finite(dtype: torch.dtype) -> None:
     inputs = with_tops(4)
     far = torch.tensor([[0.0, -1e4, -1e4], [-1e4, -1e4, -1e4], [-1e-9, -30.0, -30.0]], dtype=dtype)
     for policy in far:
@@ -96,7 +96,9 @@ def test_extremes_stay_finite(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("policy", "is_drawn_back"), [(-1e-6, True), (-2e-7, True), (-1e-7, False), (0.0, False)])
-def test_one_kept_token_saturates_in_float32_where_the_docstring_says(policy: float, is_drawn_back: bool) -> None:
+def test_distillation_loss_one_kept_token_saturates_in_float32_where_the_docstring_says(
+    policy: float, is_drawn_back: bool
+) -> None:
     """The teacher has 0.9. The gradient in log p is -q + q' p / (1 - p), without the latter where 1 - p < 1.2e-7."""
     own = torch.tensor([[policy]], requires_grad=True)
     teacher = torch.tensor([[math.log(0.9)]])
@@ -114,7 +116,7 @@ def test_one_kept_token_saturates_in_float32_where_the_docstring_says(policy: fl
     assert own.grad.item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_losses_are_summed_with_their_weights_and_needs() -> None:
+def test_distillation_loss_losses_are_summed_with_their_weights_and_needs() -> None:
     inputs = with_tops(5)
     parts = DistillationLoss(), TopDistillationLoss(), LikelihoodLoss()
     both = SummedLoss(parts=tuple(zip((2.0, 0.5, -1.0), parts, strict=True)))
@@ -128,7 +130,7 @@ def test_losses_are_summed_with_their_weights_and_needs() -> None:
     assert outputs.metrics["sft/nll"] == found[2].metrics["sft/nll"]
 
 
-def test_a_teachers_advantages() -> None:
+def test_distillation_loss_a_teachers_advantages() -> None:
     logprobs, teacher = (np.array(x, np.float32) for x in ([0.0, -1.0, -2.0, -3.0], [0.0, -1.5, -0.5, -9.0]))
     mask = np.array([False, True, True, True])
     np.testing.assert_allclose(teacher_advantages(logprobs, teacher, mask), [0, -0.5, 1.5, -6])
@@ -142,7 +144,9 @@ def test_a_teachers_advantages() -> None:
 @pytest.mark.parametrize(
     ("coefficient", "expected"), [(2.0, [1.0, -1.0, 0.6]), (0.5, [0.25, -1.0, 0.15]), (0.1, [0.05, -0.3, 0.03])]
 )
-def test_a_teachers_advantages_are_cut_after_the_coefficient(coefficient: float, expected: list[float]) -> None:
+def test_distillation_loss_a_teachers_advantages_are_cut_after_the_coefficient(
+    coefficient: float, expected: list[float]
+) -> None:
     """Log-ratios are 0.5, -3 and 0.3, and the limit 1 is of what is added to other advantages."""
     logprobs, teacher = np.array([-1.0, -1.0, -1.0], np.float32), np.array([-0.5, -4.0, -0.7], np.float32)
     found = teacher_advantages(logprobs, teacher, np.ones(3, np.bool_), coefficient=coefficient, limit=1.0)

@@ -212,12 +212,12 @@ def loss(inputs):
 """
 
 
-def test_there_is_a_case_for_every_key() -> None:
+def test_algorithm_keys_there_is_a_case_for_every_key() -> None:
     assert sorted(CASES) == sorted(KEYS)
 
 
 @pytest.mark.parametrize(("dotted", "kind"), CASES, ids=lambda value: value)
-def test_a_key_changes_the_result(dotted: str, kind: str, tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_keys_a_key_changes_the_result(dotted: str, kind: str, tmp_path: Path, tiny_model: Path) -> None:
     given, value = CASES[dotted, kind]
     key = KEYS[dotted, kind]
     before = {k: v for k, v in {**_default(key), **given}.items() if k != dotted or k in given}

@@ -52,7 +52,7 @@ def extreme(attempts: list[Attempt], seed: int, limit: float) -> list[Attempt]:
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), limit=st.sampled_from([0.0, 19.9, 20.0, 100.0, 1e4]))
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_every_preset_is_finite_for_any_finite_input(name: str, seed: int, limit: float) -> None:
+def test_algorithm_finite_every_preset_is_finite_for_any_finite_input(name: str, seed: int, limit: float) -> None:
     attempts = extreme(random_attempts(seed, "multi_turn"), seed, limit)
     step = take_step(algorithm_of(name, **KL), attempts)
     for sample in step.batch.samples:
@@ -68,7 +68,7 @@ def test_every_preset_is_finite_for_any_finite_input(name: str, seed: int, limit
 @pytest.mark.parametrize("reduce", ["geometric", "product"])
 @pytest.mark.parametrize("level", ["token", "chunk", "sequence", "sequence_token"])
 @pytest.mark.parametrize("name", GATES)
-def test_log_ratios_of_a_hundred_are_finite_in_float32(name: str, level: Any, reduce: Any) -> None:
+def test_algorithm_finite_log_ratios_of_a_hundred_are_finite_in_float32(name: str, level: Any, reduce: Any) -> None:
     for distance in (100.0, -100.0):
         answers = [
             replace(a, old=[x + distance for x in a.new], rollout=[x - distance for x in a.new], ref=a.old)
@@ -96,7 +96,7 @@ def as_float32(inputs: LossInputs) -> LossInputs:
     return replace(inputs, logprobs=inputs.logprobs.detach().float().requires_grad_(), **floats)
 
 
-def test_a_micro_batch_without_tokens_has_loss_zero() -> None:
+def test_algorithm_finite_a_micro_batch_without_tokens_has_loss_zero() -> None:
     inputs = replace(loss_inputs_of([]), num_tokens=5.0, num_sequences=2.0, entropy=None, full_kl=None)
     for level in ("token", "chunk", "sequence"):
         for correction in ("token", "chunk", "sequence", "geometric"):
@@ -109,7 +109,7 @@ def test_a_micro_batch_without_tokens_has_loss_zero() -> None:
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_steps_without_a_rollout_are_empty(name: str) -> None:
+def test_algorithm_finite_steps_without_a_rollout_are_empty(name: str) -> None:
     algorithm = algorithm_of(name)
     groups = to_groups(random_attempts(0, "ragged"))
     nothing = [replace(g, rollouts=()) for g in groups]

@@ -49,7 +49,7 @@ def close(found: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean", "constant_length", "sequence_sum"])
 @pytest.mark.parametrize("name", SAME_GRADIENT_AT_ONE)
-def test_at_ratio_one_every_gate_has_the_gradient_of_reinforce(name: str, aggregation: Any) -> None:
+def test_algorithm_identity_at_ratio_one_every_gate_has_the_gradient_of_reinforce(name: str, aggregation: Any) -> None:
     expected = gradient(PolicyLoss(gate=gates.LogProb(), aggregation=aggregation), on_policy=True)
     found = gradient(PolicyLoss(gate=SAME_GRADIENT_AT_ONE[name], aggregation=aggregation), on_policy=True)
     close(found, expected)
@@ -57,7 +57,7 @@ def test_at_ratio_one_every_gate_has_the_gradient_of_reinforce(name: str, aggreg
 
 
 @pytest.mark.parametrize("name", SAME_GRADIENT_AT_ONE)
-def test_off_policy_they_differ(name: str) -> None:
+def test_algorithm_identity_off_policy_they_differ(name: str) -> None:
     """So that the test above can fail."""
     if name == "reinforce":
         return
@@ -67,7 +67,7 @@ def test_off_policy_they_differ(name: str) -> None:
 
 @pytest.mark.parametrize("noise", [0.3, 60.0])
 @pytest.mark.parametrize("low", [0.0003, 0.2])
-def test_gspo_is_its_token_form_while_an_answer_has_one_advantage(low: float, noise: float) -> None:
+def test_algorithm_identity_gspo_is_its_token_form_while_an_answer_has_one_advantage(low: float, noise: float) -> None:
     gate = gates.MinClip(low=low, high=low)
     for seed in range(5):
         results = []
@@ -85,12 +85,12 @@ def test_gspo_is_its_token_form_while_an_answer_has_one_advantage(low: float, no
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_so_are_the_two_presets(seed: int) -> None:
+def test_algorithm_identity_so_are_the_two_presets(seed: int) -> None:
     attempts = random_attempts(seed, "ragged")
     same_step(take_step(algorithm_of("gspo"), attempts), take_step(algorithm_of("gspo_token"), attempts))
 
 
-def test_gspo_and_its_token_form_differ_with_advantages_per_token() -> None:
+def test_algorithm_identity_gspo_and_its_token_form_differ_with_advantages_per_token() -> None:
     one, other = (gradient(PolicyLoss(ratio_level=level)) for level in ("sequence", "sequence_token"))  # type: ignore[arg-type]
     assert (one - other).abs().max() > 1e-3
 
@@ -109,7 +109,7 @@ def same_step(first: Step, second: Step, *, gradients: bool = True) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ipa_with_one_chunk_is_geometric_trajectory_topr(seed: int) -> None:
+def test_algorithm_identity_ipa_with_one_chunk_is_geometric_trajectory_topr(seed: int) -> None:
     """With TOPR's advantages made IPA's (its discount has no chunk to act on), the answer's ratio, and its mask."""
     attempts = random_attempts(seed, "ragged")
     topr = algorithm_of(
@@ -123,7 +123,7 @@ def test_ipa_with_one_chunk_is_geometric_trajectory_topr(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_gigpo_with_states_that_never_recur_is_grpo(seed: int) -> None:
+def test_algorithm_identity_gigpo_with_states_that_never_recur_is_grpo(seed: int) -> None:
     attempts = random_attempts(seed, "multi_turn")
     unique = [replace(a, turns=[replace(t, state=f"{a.name} {k}") for k, t in enumerate(a.turns)]) for a in attempts]
     grpo = take_step(algorithm_of("grpo", filters={"skip_zero_variance": False}), attempts)
@@ -133,7 +133,7 @@ def test_gigpo_with_states_that_never_recur_is_grpo(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rebn_on_one_turn_episodes_is_batch_whitening(seed: int) -> None:
+def test_algorithm_identity_rebn_on_one_turn_episodes_is_batch_whitening(seed: int) -> None:
     attempts = random_attempts(seed, "ragged")
     rewards = np.array([a.reward for a in attempts])
     expected = (rewards - rewards.mean()) / np.sqrt(rewards.var() + 1e-8)
@@ -143,7 +143,7 @@ def test_rebn_on_one_turn_episodes_is_batch_whitening(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_lite_ppo_with_one_group_has_the_advantages_of_grpo(seed: int) -> None:
+def test_algorithm_identity_lite_ppo_with_one_group_has_the_advantages_of_grpo(seed: int) -> None:
     attempts = [a for a in random_attempts(seed, "ragged") if a.group == 0]
     if len({a.reward for a in attempts}) == 1:
         attempts[0] = replace(attempts[0], reward=attempts[0].reward + 1)
@@ -151,7 +151,7 @@ def test_lite_ppo_with_one_group_has_the_advantages_of_grpo(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ppo_with_lambda_one_and_a_critic_that_says_zero_is_reinforce(seed: int) -> None:
+def test_algorithm_identity_ppo_with_lambda_one_and_a_critic_that_says_zero_is_reinforce(seed: int) -> None:
     attempts = [replace(a, values=[[0.0] * a.length]) for a in random_attempts(seed, "multi_turn", critics=1)]
     # one reward for the whole, as REINFORCE has it
     attempts = [replace(a, turns=[replace(t, reward=0.0) for t in a.turns]) for a in attempts]
@@ -161,7 +161,7 @@ def test_ppo_with_lambda_one_and_a_critic_that_says_zero_is_reinforce(seed: int)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rloo_is_grpos_centred_reward_times_g_over_g_minus_one(seed: int) -> None:
+def test_algorithm_identity_rloo_is_grpos_centred_reward_times_g_over_g_minus_one(seed: int) -> None:
     attempts = random_attempts(seed, "ragged")
     rloo, centred = (take_step(algorithm_of(name), attempts) for name in ("rloo", "kimi15"))
     sizes = {a.name: sum(b.group == a.group for b in attempts) for a in attempts}
@@ -170,12 +170,12 @@ def test_rloo_is_grpos_centred_reward_times_g_over_g_minus_one(seed: int) -> Non
         np.testing.assert_allclose(values, factor * np.array(centred.advantages[name]), rtol=1e-5, atol=1e-6)
 
 
-def test_decoupled_ppo_with_a_fresh_engine_is_grpo() -> None:
+def test_algorithm_identity_decoupled_ppo_with_a_fresh_engine_is_grpo() -> None:
     attempts = [replace(a, rollout=a.old) for a in random_attempts(0, "ragged")]
     same_step(take_step(algorithm_of("decoupled_ppo"), attempts), take_step(algorithm_of("grpo"), attempts))
 
 
-def test_the_correction_makes_a_clip_around_the_old_policy_one_around_the_engines() -> None:
+def test_algorithm_identity_the_correction_makes_a_clip_around_the_old_policy_one_around_the_engines() -> None:
     """Unclipped, (old/rollout) x (pi/old) is pi/rollout: the ratio against the engine needs no correction."""
     exact = Correction(upper=1e9)
     corrected = gradient(PolicyLoss(gate=gates.NoGate(), correction=exact))

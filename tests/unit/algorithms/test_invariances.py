@@ -50,7 +50,9 @@ def gradients_by_sample(step: Step, gradient: np.ndarray, order: list[int] | Non
 @every_preset
 @few
 @given(kind=kinds, seed=seeds, noise=st.integers(0, 100))
-def test_masked_tokens_never_move_loss_or_gradient(name: str, kind: str, seed: int, noise: int) -> None:
+def test_algorithm_invariance_masked_tokens_never_move_loss_or_gradient(
+    name: str, kind: str, seed: int, noise: int
+) -> None:
     """Whatever stands at prompts and at the environment's tokens, in every array that carries something per token."""
     attempts = attempts_for(name, seed, kind)
     step = step_of(name, attempts)
@@ -82,7 +84,7 @@ def test_masked_tokens_never_move_loss_or_gradient(name: str, kind: str, seed: i
 @every_preset
 @few
 @given(kind=kinds, seed=seeds)
-def test_rollouts_without_a_loss_token_change_nothing(name: str, kind: str, seed: int) -> None:
+def test_algorithm_invariance_rollouts_without_a_loss_token_change_nothing(name: str, kind: str, seed: int) -> None:
     step = step_of(name, attempts_for(name, seed, kind))
     if step is None:
         return
@@ -99,7 +101,9 @@ def test_rollouts_without_a_loss_token_change_nothing(name: str, kind: str, seed
 @every_preset
 @few
 @given(kind=kinds, seed=seeds, random=st.randoms(use_true_random=False))
-def test_the_order_of_rollouts_and_groups_changes_nothing(name: str, kind: str, seed: int, random: Any) -> None:
+def test_algorithm_invariance_the_order_of_rollouts_and_groups_changes_nothing(
+    name: str, kind: str, seed: int, random: Any
+) -> None:
     attempts = attempts_for(name, seed, kind)
     step = step_of(name, attempts)
     if step is None:
@@ -120,7 +124,9 @@ def test_the_order_of_rollouts_and_groups_changes_nothing(name: str, kind: str, 
 @every_preset
 @few
 @given(kind=kinds, seed=seeds, random=st.randoms(use_true_random=False))
-def test_the_order_of_samples_changes_neither_loss_nor_gradient(name: str, kind: str, seed: int, random: Any) -> None:
+def test_algorithm_invariance_the_order_of_samples_changes_neither_loss_nor_gradient(
+    name: str, kind: str, seed: int, random: Any
+) -> None:
     step = step_of(name, attempts_for(name, seed, kind))
     if step is None:
         return
@@ -136,7 +142,9 @@ def test_the_order_of_samples_changes_neither_loss_nor_gradient(name: str, kind:
 @every_preset
 @few
 @given(kind=kinds, seed=seeds, data=st.data())
-def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, kind: str, seed: int, data: Any) -> None:
+def test_algorithm_invariance_any_split_into_micro_batches_adds_up_to_the_whole(
+    name: str, kind: str, seed: int, data: Any
+) -> None:
     step = step_of(name, attempts_for(name, seed, kind))
     if step is None:
         return
@@ -167,7 +175,9 @@ def test_any_split_into_micro_batches_adds_up_to_the_whole(name: str, kind: str,
 
 @few
 @given(kind=kinds, seed=seeds, data=st.data())
-def test_a_critics_loss_adds_up_over_micro_batches_in_any_order(kind: str, seed: int, data: Any) -> None:
+def test_algorithm_invariance_a_critics_loss_adds_up_over_micro_batches_in_any_order(
+    kind: str, seed: int, data: Any
+) -> None:
     step = take_step(algorithm_of("ppo"), attempts_for("ppo", seed, kind))
     if not step.batch.num_loss_tokens:
         return
@@ -203,14 +213,14 @@ def _critic(step: Step, batch: TrainingBatch, order: list[int]) -> tuple[float, 
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_a_loss_travels_to_another_process(name: str) -> None:
+def test_algorithm_invariance_a_loss_travels_to_another_process(name: str) -> None:
     import pickle
 
     loss = policy_loss(algorithm_of(name, **KL))
     assert pickle.loads(pickle.dumps(loss)) == loss
 
 
-def test_prompts_are_never_in_the_loss() -> None:
+def test_algorithm_invariance_prompts_are_never_in_the_loss() -> None:
     for name in PRESET_NAMES:
         step = step_of(name, attempts_for(name, 1, "multi_turn"))
         assert step is not None

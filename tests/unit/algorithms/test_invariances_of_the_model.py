@@ -60,7 +60,7 @@ def learn(backend: TorchBackend, name: str, batch: TrainingBatch) -> tuple[float
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_layout_order_and_masked_tokens_change_nothing(
+def test_algorithm_invariance_layout_order_and_masked_tokens_change_nothing(
     name: str, model: Any, backends: dict[str, TorchBackend]
 ) -> None:
     batch = batch_of(name, model)
@@ -102,7 +102,7 @@ def _found(tiny_model: Path, cases: dict[str, Case], tmp_path_factory: pytest.Te
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_two_ranks_find_the_gradient_of_one(
+def test_algorithm_invariance_two_ranks_find_the_gradient_of_one(
     name: str, model: Any, found: tuple[Any, Any], cases: dict[str, Case]
 ) -> None:
     expected_loss, expected = padded_gradient(model, cases[name].batch, cases[name].loss)
@@ -111,7 +111,7 @@ def test_two_ranks_find_the_gradient_of_one(
     assert relative_error(grads, expected) <= LIMIT, name
 
 
-def test_a_rank_without_work_takes_part_in_every_output_and_heads_learn_as_on_one(
+def test_algorithm_invariance_a_rank_without_work_takes_part_in_every_output_and_heads_learn_as_on_one(
     tiny_model: Path, found: tuple[Any, Any], cases: dict[str, Case]
 ) -> None:
     alone = {kind: backend_of(kind, tiny_model) for kind in BACKENDS}

@@ -59,7 +59,7 @@ def both(loss: PolicyLoss, reference: paper.Loss, lengths: tuple[int, ...], seed
 
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)
 @pytest.mark.parametrize("name", GATES)
-def test_gates(name: str, lengths: tuple[int, ...]) -> None:
+def test_loss_gates(name: str, lengths: tuple[int, ...]) -> None:
     gate, objective = GATES[name]
     both(PolicyLoss(gate=gate, **OFF), paper.Loss(objective=objective, correction=PAPER_OFF), lengths, 1)
 
@@ -68,7 +68,7 @@ def test_gates(name: str, lengths: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("reduce", ["geometric", "product"])
 @pytest.mark.parametrize("level", ["token", "chunk", "sequence", "sequence_token"])
 @pytest.mark.parametrize("name", GATES)
-def test_ratio_levels_under_every_gate(name: str, level: Any, reduce: Any, against: Any) -> None:
+def test_loss_ratio_levels_under_every_gate(name: str, level: Any, reduce: Any, against: Any) -> None:
     gate, objective = GATES[name]
     loss = PolicyLoss(gate=gate, ratio_level=level, ratio_reduce=reduce, ratio_against=against, **OFF)
     reference = paper.Loss(objective=objective, ratio=level, reduce=reduce, against=against, correction=PAPER_OFF)
@@ -77,7 +77,7 @@ def test_ratio_levels_under_every_gate(name: str, level: Any, reduce: Any, again
 
 @pytest.mark.parametrize("level", ["chunk", "sequence"])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> None:
+def test_loss_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> None:
     loss = PolicyLoss(gate=gates.NoGate(), ratio_level=level, ratio_token_limit=0.1, **OFF)
     reference = paper.Loss(objective=paper.ratio_alone, ratio=level, token_limit=0.1, correction=PAPER_OFF)
     both(loss, reference, (3, 1, 4, 2), seed)
@@ -96,7 +96,7 @@ def test_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> No
     ],
     ids=str,
 )
-def test_corrections(level: Any, given: dict[str, Any], corrects: Any) -> None:
+def test_loss_corrections(level: Any, given: dict[str, Any], corrects: Any) -> None:
     named = {"mask_low": "low", "mask_high": "high"}
     reference = paper.Correction(level=level, corrects=corrects, **{named.get(k, k): v for k, v in given.items()})
     correction = Correction(level=level, corrects=corrects, **given)
@@ -110,7 +110,7 @@ def test_corrections(level: Any, given: dict[str, Any], corrects: Any) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_corrections_for_mismatch_and_for_staleness_multiply_to_the_one_for_both(seed: int) -> None:
+def test_loss_corrections_for_mismatch_and_for_staleness_multiply_to_the_one_for_both(seed: int) -> None:
     inputs = loss_inputs_of(random_answers(seed, (3, 1, 4, 2, 6)))
     both, mismatch, staleness = (
         Correction(level="sequence", corrects=corrects, upper=None).factor(inputs)
@@ -121,7 +121,7 @@ def test_corrections_for_mismatch_and_for_staleness_multiply_to_the_one_for_both
 
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)
 @pytest.mark.parametrize("aggregation", OVER)
-def test_aggregations(aggregation: Any, lengths: tuple[int, ...]) -> None:
+def test_loss_aggregations(aggregation: Any, lengths: tuple[int, ...]) -> None:
     answers = random_answers(3, lengths)
     found = token_weights(loss_inputs_of(answers), aggregation)
     expected = [paper.token_weight(a, answers, OVER[aggregation], LONGEST) for a in answers for _ in a.new]
@@ -136,14 +136,14 @@ def test_aggregations(aggregation: Any, lengths: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])
 @pytest.mark.parametrize("aggregation", OVER)
-def test_kl_in_the_loss(estimator: Any, aggregation: Any) -> None:
+def test_loss_kl_in_the_loss(estimator: Any, aggregation: Any) -> None:
     loss = PolicyLoss(kl_coefficient=0.7, kl_estimator=estimator, aggregation=aggregation)
     reference = paper.Loss(objective=paper.ppo(0.2, 0.2), beta=0.7, kl=estimator, over=OVER[aggregation])
     both(loss, reference, (3, 1, 4, 2), 6)
 
 
 @pytest.mark.parametrize("aggregation", OVER)
-def test_entropy_bonus_where_it_is_paid(aggregation: Any) -> None:
+def test_loss_entropy_bonus_where_it_is_paid(aggregation: Any) -> None:
     loss = PolicyLoss(entropy_coefficient=0.3, aggregation=aggregation)
     both(loss, paper.Loss(objective=paper.ppo(0.2, 0.2), eta=0.3, over=OVER[aggregation]), (3, 1, 4, 2), 7)
     answers = [replace(a, gets_bonus=[]) for a in random_answers(7, (3, 1, 4, 2))]
@@ -152,7 +152,7 @@ def test_entropy_bonus_where_it_is_paid(aggregation: Any) -> None:
     assert loss(inputs).loss.item() == pytest.approx(paper.total_loss(answers, reference, LONGEST), rel=1e-12)
 
 
-def test_entropy_and_full_kl_carry_their_own_gradient() -> None:
+def test_loss_entropy_and_full_kl_carry_their_own_gradient() -> None:
     inputs = loss_inputs_of(random_answers(8, (3, 1, 4)))
     assert inputs.entropy is not None
     assert inputs.full_kl is not None
@@ -166,7 +166,7 @@ def test_entropy_and_full_kl_carry_their_own_gradient() -> None:
 
 @pytest.mark.parametrize("clip", [None, 0.2, 1.0])
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)
-def test_value_loss(lengths: tuple[int, ...], clip: float | None) -> None:
+def test_loss_value_loss(lengths: tuple[int, ...], clip: float | None) -> None:
     rng = np.random.default_rng(9)
     values, old, returns = rng.normal(size=(3, sum(lengths)))
     inputs = value_inputs(lengths, values, old, returns)
@@ -190,7 +190,7 @@ def value_inputs(lengths: tuple[int, ...], values: np.ndarray, old: np.ndarray, 
     return replace(inputs, values=tensors[0].requires_grad_(), old_values=tensors[1], returns=tensors[2], expert=None)
 
 
-def test_a_critic_learns_nothing_from_an_experts_tokens() -> None:
+def test_loss_a_critic_learns_nothing_from_an_experts_tokens() -> None:
     inputs = value_inputs((2, 3), np.zeros(5), np.zeros(5), np.array([1.0, 2.0, 9.0, 9.0, 9.0]))
     expert = torch.tensor([False, False, True, True, True])
     outputs = ValueLoss()(replace(inputs, expert=expert))
@@ -201,7 +201,7 @@ def test_a_critic_learns_nothing_from_an_experts_tokens() -> None:
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_clipped_tokens_are_those_whose_objective_a_bound_changes(name: str) -> None:
+def test_loss_clipped_tokens_are_those_whose_objective_a_bound_changes(name: str) -> None:
     """Without its bounds, a gate has another objective at exactly these tokens."""
     gate, objective = GATES[name]
     unbounded: dict[str, paper.Objective] = {
@@ -221,7 +221,7 @@ def test_clipped_tokens_are_those_whose_objective_a_bound_changes(name: str) -> 
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])
-def test_policy_metrics_are_means_over_the_tokens_that_the_policy_sampled(estimator: KLEstimator) -> None:
+def test_loss_policy_metrics_are_means_over_the_tokens_that_the_policy_sampled(estimator: KLEstimator) -> None:
     """A demonstration changes no metric but the loss scale, which is of all tokens."""
     answers = random_answers(1, (3, 2, 4, 5))  # the fourth is an expert's
     hidden = [*answers[:3], replace(answers[3], rollout=[0.0] * 5, old=[-9.0] * 5)]
@@ -232,14 +232,14 @@ def test_policy_metrics_are_means_over_the_tokens_that_the_policy_sampled(estima
         assert metrics[name].item() == pytest.approx(own[name].item(), rel=1e-12), name
 
 
-def test_policy_metrics_of_demonstrations_alone_are_absent() -> None:
+def test_loss_policy_metrics_of_demonstrations_alone_are_absent() -> None:
     inputs = loss_inputs_of(random_answers(1, (3, 2, 4, 5))[3:])
     assert inputs.num_own_tokens == 0
     outputs = PolicyLoss(kl_coefficient=0.1)(inputs)
     assert outputs.metrics.keys() == {"policy/loss_scale"} and torch.isfinite(outputs.loss)
 
 
-def test_critic_metrics_leave_an_experts_tokens_out() -> None:
+def test_loss_critic_metrics_leave_an_experts_tokens_out() -> None:
     returns = np.array([1.0, 2.0, 9.0, 9.0, 9.0])
     inputs = value_inputs((2, 3), np.array([0.0, 1.0, 5.0, 5.0, 5.0]), np.zeros(5), returns)
     expert = torch.tensor([False, False, True, True, True])
@@ -248,7 +248,7 @@ def test_critic_metrics_leave_an_experts_tokens_out() -> None:
     assert {name: value.item() for name, value in metrics.items()} == {f"value/{n}": v for n, v in by_hand.items()}
 
 
-def test_unknown_names_are_refused() -> None:
+def test_loss_unknown_names_are_refused() -> None:
     inputs = loss_inputs_of(random_answers(1, (3,)))
     with pytest.raises(ValueError, match="median"):
         token_weights(inputs, "median")  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ def test_unknown_names_are_refused() -> None:
         kl_per_token(inputs.logprobs, inputs.old_logprobs, "k4")  # type: ignore[arg-type]
 
 
-def test_without_chunk_ids_a_sequence_is_one_chunk() -> None:
+def test_loss_without_chunk_ids_a_sequence_is_one_chunk() -> None:
     inputs = replace(loss_inputs_of(random_answers(1, (3, 2, 4))), chunk_ids=None)
     torch.testing.assert_close(log_ratio(inputs, level="chunk"), log_ratio(inputs, level="sequence"))
     chunk, geometric = (Correction(level=level).factor(inputs) for level in ("chunk", "geometric"))

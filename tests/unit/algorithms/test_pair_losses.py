@@ -53,7 +53,7 @@ def _scored(inputs):
 @pytest.mark.parametrize("targets", [False, True], ids=["", "margins"])
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("num_pairs", [1, 5])
-def test_pairs(name: str, num_pairs: int, targets: bool) -> None:
+def test_preference_loss_pairs(name: str, num_pairs: int, targets: bool) -> None:
     loss, expected = PAIRS[name]
     if targets and not loss.form.takes_margin:
         with pytest.raises(ValueError, match="pairs have no margin"):
@@ -65,7 +65,7 @@ def test_pairs(name: str, num_pairs: int, targets: bool) -> None:
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_texts_and_answers_on_their_own(name: str) -> None:
+def test_preference_loss_texts_and_answers_on_their_own(name: str) -> None:
     loss, expected = SINGLE[name]
     for seed in range(3):
         batch = random_pairs(seed)
@@ -74,25 +74,25 @@ def test_texts_and_answers_on_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("targets", [False, True], ids=["", "margins"])
 @pytest.mark.parametrize("name", SCORED)
-def test_scores_of_pairs(name: str, targets: bool) -> None:
+def test_preference_loss_scores_of_pairs(name: str, targets: bool) -> None:
     loss, expected = SCORED[name]
     batch = random_pairs(3, targets=targets)
     check(loss, expected(batch), batch, "values")
 
 
-def test_scores_of_texts() -> None:
+def test_preference_loss_scores_of_texts() -> None:
     batch = random_pairs(4, targets=True)
     check(RegressionLoss(), paper.regression(batch), batch, "values")
 
 
 @pytest.mark.parametrize("name", REFERENCE_FREE)
-def test_methods_without_a_reference_need_none(name: str) -> None:
+def test_preference_loss_methods_without_a_reference_need_none(name: str) -> None:
     loss, expected = PAIRS[name]
     batch = random_pairs(5)
     assert loss(without_reference(inputs_of(batch))).loss.item() == pytest.approx(expected(batch).item(), rel=1e-9)
 
 
-def test_what_does_not_come_is_named() -> None:
+def test_preference_loss_what_does_not_come_is_named() -> None:
     inputs = inputs_of(random_pairs(0))
     for loss, lacking in (
         (PreferenceLoss(), "ref_logprobs"),
@@ -112,17 +112,17 @@ def test_what_does_not_come_is_named() -> None:
     ("rows", "message"),
     [([0], "has 1 such answers"), ([0, 1, 2], "has [13] such answers"), ([0, 0], "has 2 such answers, [02] of them")],
 )
-def test_what_is_no_pair_is_refused(rows: list[int], message: str) -> None:
+def test_preference_loss_what_is_no_pair_is_refused(rows: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PreferenceLoss()(inputs_of(random_pairs(0), rows))
 
 
-def test_a_reward_models_samples_have_one_loss_token_each() -> None:
+def test_preference_loss_a_reward_models_samples_have_one_loss_token_each() -> None:
     with pytest.raises(ValueError, match="each sample has one token in the loss"):
         BradleyTerryLoss()(replace(inputs_of(random_pairs(0)), values=torch.zeros(99)))
 
 
-def test_settings_without_a_meaning_are_refused() -> None:
+def test_preference_loss_settings_without_a_meaning_are_refused() -> None:
     for wrong in (
         lambda: PreferenceLoss(beta=0.0),
         lambda: PreferenceLoss(form=forms.ApoZero(), margin=1.0),
@@ -136,7 +136,7 @@ def test_settings_without_a_meaning_are_refused() -> None:
             wrong()
 
 
-def test_metrics_are_the_whole_batchs_however_it_is_cut() -> None:
+def test_preference_loss_metrics_are_the_whole_batchs_however_it_is_cut() -> None:
     batch = random_pairs(6)
     chosen, rejected = batch.rows()
     ratios = paper.summed(batch.logprobs - batch.ref, batch.mask).detach()
@@ -171,7 +171,7 @@ def test_metrics_are_the_whole_batchs_however_it_is_cut() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", [*PAIRS, *SINGLE])
 @pytest.mark.parametrize("size", [0.0, 1e-8, 1e4])
-def test_extreme_sequences_stay_finite(name: str, size: float, dtype: torch.dtype) -> None:
+def test_preference_loss_extreme_sequences_stay_finite(name: str, size: float, dtype: torch.dtype) -> None:
     """One pair whose log-ratios are 0, or as far apart as they come, either way round; certain answers among them."""
     loss = (PAIRS | SINGLE)[name][0]
     for better, worse in ((-size, 0.0), (0.0, -size), (-size, -size)):
@@ -185,7 +185,7 @@ def test_extreme_sequences_stay_finite(name: str, size: float, dtype: torch.dtyp
         assert all(torch.isfinite(value) for value in outputs.metrics.values())
 
 
-def test_answers_that_score_alike_are_in_no_order() -> None:
+def test_preference_loss_answers_that_score_alike_are_in_no_order() -> None:
     batch = random_pairs(0, 3)
     alike = replace(batch, ref=batch.logprobs.detach(), values=torch.ones(6, dtype=torch.float64))
     inputs = inputs_of(alike)
@@ -193,24 +193,24 @@ def test_answers_that_score_alike_are_in_no_order() -> None:
     assert BradleyTerryLoss()(_scored(inputs)).metrics["reward_model/accuracy"] == 0.5
 
 
-def test_kto_without_an_answer_of_one_kind_has_finite_metrics() -> None:
+def test_preference_loss_kto_without_an_answer_of_one_kind_has_finite_metrics() -> None:
     batch = replace(random_pairs(0), preferred=[True] * 10, pair=list(range(10)))
     metrics = KTOLoss(reference_point=0.0)(inputs_of(batch)).metrics
     assert metrics["preference/reward_rejected"] == 0.0
     assert all(torch.isfinite(value) for value in metrics.values())
 
 
-def test_the_reference_point_is_never_below_zero() -> None:
+def test_preference_loss_the_reference_point_is_never_below_zero() -> None:
     assert reference_point([-3.0, -5.0], [-4.0, -7.0]) == pytest.approx(1.5)
     assert reference_point([-4.0], [-3.0]) == 0.0
 
 
-def test_losses_travel_to_other_processes() -> None:
+def test_preference_loss_losses_travel_to_other_processes() -> None:
     for loss, _ in [*PAIRS.values(), *SINGLE.values(), *SCORED.values()]:
         assert pickle.loads(pickle.dumps(loss)) == loss
 
 
-def test_accuracy_of_pairs_counts_a_tie_as_half() -> None:
+def test_preference_loss_accuracy_of_pairs_counts_a_tie_as_half() -> None:
     """Scores (policy less reference) of the chosen and the rejected answer: higher, equal, lower, equal."""
     answers = [(2.0, 1.0), (1.5, 1.5), (0.0, 1.0), (-1.0, -1.0)]
     inputs = LossInputs(
@@ -235,7 +235,7 @@ def test_accuracy_of_pairs_counts_a_tie_as_half() -> None:
     assert kto == pytest.approx((1 + 0.5 + 1 + 0 + 0 + 0.5 + 0 + 1) / 8)
 
 
-def test_accuracy_of_an_untrained_policy_is_one_half() -> None:
+def test_preference_loss_accuracy_of_an_untrained_policy_is_one_half() -> None:
     """Before the first step it is the reference: all scores are 0."""
     inputs = inputs_of(random_pairs(3))
     same = replace(inputs, ref_logprobs=inputs.need("logprobs").detach())

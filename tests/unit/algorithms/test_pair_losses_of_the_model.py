@@ -61,7 +61,9 @@ def shuffled(batch: TrainingBatch) -> TrainingBatch:
 
 
 @pytest.mark.parametrize("name", [*PAIRS, *SINGLE])
-def test_layout_and_order_change_nothing(name: str, model: Any, backends: dict[str, TorchBackend]) -> None:
+def test_preference_loss_layout_and_order_change_nothing(
+    name: str, model: Any, backends: dict[str, TorchBackend]
+) -> None:
     loss, expected = (PAIRS | SINGLE)[name]
     batch = pair_batch(7, targets=name in PAIRS and PAIRS[name][0].form.takes_margin)
     right, grads = padded_gradient(model, batch, expected)
@@ -76,7 +78,7 @@ def test_layout_and_order_change_nothing(name: str, model: Any, backends: dict[s
 
 
 @pytest.mark.parametrize("name", SCORED)
-def test_scores_are_of_whole_texts(name: str, model: Any, tiny_model: Path) -> None:
+def test_preference_loss_scores_are_of_whole_texts(name: str, model: Any, tiny_model: Path) -> None:
     loss, expected = SCORED[name]
     batch = scored(pair_batch(8))
     for settings in LAYOUTS.values():
@@ -109,14 +111,18 @@ def _one_rank(tiny_model: Path, teachers: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_two_ranks_find_what_one_finds(name: str, two_ranks: dict[str, Any], one_rank: dict[str, Any]) -> None:
+def test_preference_loss_two_ranks_find_what_one_finds(
+    name: str, two_ranks: dict[str, Any], one_rank: dict[str, Any]
+) -> None:
     (loss, metrics, grads), (own_loss, own_metrics, own_grads) = two_ranks[name], one_rank[name]
     assert loss == pytest.approx(own_loss, rel=1e-7)
     assert metrics == pytest.approx(own_metrics, rel=1e-6, abs=1e-9)
     assert relative_error(grads, own_grads) <= LIMIT
 
 
-def test_two_ranks_say_the_same_likeliest_tokens(two_ranks: dict[str, Any], one_rank: dict[str, Any]) -> None:
+def test_preference_loss_two_ranks_say_the_same_likeliest_tokens(
+    two_ranks: dict[str, Any], one_rank: dict[str, Any]
+) -> None:
     for (ids, logprobs), (own_ids, own_logprobs) in zip(two_ranks["tops"], one_rank["tops"], strict=True):
         np.testing.assert_array_equal(ids, own_ids)
         np.testing.assert_allclose(logprobs, own_logprobs, rtol=1e-6)

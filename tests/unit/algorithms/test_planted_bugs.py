@@ -28,7 +28,7 @@ SCRIPT = script()
 
 
 @pytest.mark.parametrize("bug", SCRIPT.BUGS, ids=lambda bug: bug.what)
-def test_planted_bug_has_its_place_and_its_tests(bug: Any) -> None:
+def test_mutation_planted_bug_has_its_place_and_its_tests(bug: Any) -> None:
     text = (Path(roll.__file__).parent / bug.file).read_text()
     assert text.count(bug.old) == 1
     assert bug.new != bug.old
@@ -38,7 +38,7 @@ def test_planted_bug_has_its_place_and_its_tests(bug: Any) -> None:
         assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / "unit" / path).read_text()
 
 
-def test_planted_bugs_are_chosen_by_number_and_by_text() -> None:
+def test_mutation_planted_bugs_are_chosen_by_number_and_by_text() -> None:
     assert len(SCRIPT.chosen([])) == len(SCRIPT.BUGS) == len({bug.what for bug in SCRIPT.BUGS})
     assert [number for number, _ in SCRIPT.chosen(["2"])] == [2]
     assert {bug.file for _, bug in SCRIPT.chosen(["choosing.py"])} == {"algorithms/choosing.py"}

@@ -44,7 +44,9 @@ def gradient(loss: PolicyLoss, inputs: LossInputs) -> tuple[float, list[float]]:
 
 
 @pytest.mark.parametrize("name", ["tis", "topr", "weighted_topr", "cispo", "decoupled_ppo", "ipa"])
-def test_a_wrong_token_that_became_ten_times_less_likely_since_it_was_sampled_weighs_a_tenth(name: str) -> None:
+def test_policy_loss_a_wrong_token_that_became_ten_times_less_likely_since_it_was_sampled_weighs_a_tenth(
+    name: str,
+) -> None:
     """At a batch's only update, where the trainer's policy before the update is the current one."""
     loss = policy_loss(AlgorithmConfig.model_validate({"type": name}))
     assert isinstance(loss, PolicyLoss)
@@ -59,7 +61,7 @@ def test_a_wrong_token_that_became_ten_times_less_likely_since_it_was_sampled_we
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("away", [-300.0, -19.0, 0.5, 21.0, 90.0])
-def test_kimis_penalty_pulls_however_far_the_policy_has_gone(away: float, level: str) -> None:
+def test_policy_loss_kimis_penalty_pulls_however_far_the_policy_has_gone(away: float, level: str) -> None:
     """d/dlogprob of -(A log pi - tau/2 (log pi - log old)^2) is -(A - tau (log pi - log old)); nothing is clamped."""
     inputs = replace(inputs_of({"new": [0.5], "advantages": [1.0]}), old_logprobs=torch.tensor([math.log(0.5) - away]))
     loss = policy_loss(
@@ -72,7 +74,7 @@ def test_kimis_penalty_pulls_however_far_the_policy_has_gone(away: float, level:
     assert all(torch.isfinite(value) for value in (*outputs.metrics.values(), *outputs.maxima.values()))
 
 
-def test_ppos_clip_gradient_and_metrics_by_hand() -> None:
+def test_policy_loss_ppos_clip_gradient_and_metrics_by_hand() -> None:
     inputs = inputs_of(
         {"new": [0.5], "old": [0.4], "advantages": [1.0]},  # ratio 1.25
         {"new": [0.6, 0.2], "old": [0.4, 0.4], "advantages": [-1.0, -2.0]},  # 1.5, 0.5
@@ -93,7 +95,7 @@ def test_ppos_clip_gradient_and_metrics_by_hand() -> None:
     assert metrics["policy/approximate_kl"] == pytest.approx(expected_kl)
 
 
-def test_the_engines_mismatch_by_hand() -> None:
+def test_policy_loss_the_engines_mismatch_by_hand() -> None:
     inputs = inputs_of(
         {"new": [0.5, 0.5], "old": [0.5, 0.5], "rollout": [0.2, 0.5]},  # old / rollout: 2.5, 1
         {"new": [0.5], "old": [0.5], "rollout": [1.0]},  # 0.5
@@ -111,12 +113,12 @@ def test_the_engines_mismatch_by_hand() -> None:
     assert metrics["mismatch/kl"] == pytest.approx(sum(w - 1 - math.log(w) for w in (2.5, 1.0, 0.5)) / 3)
 
 
-def test_a_veto_leaves_the_whole_sequence_out() -> None:
+def test_policy_loss_a_veto_leaves_the_whole_sequence_out() -> None:
     inputs = inputs_of({"new": [0.5, 0.5], "old": [0.5, 0.01], "rollout": [0.5, 0.5]}, {"new": [0.5], "rollout": [0.5]})
     assert Correction(veto=0.1).weights(inputs).tolist() == [0.0, 0.0, 1.0]
 
 
-def test_ratios_of_chunks_and_sequences_by_hand() -> None:
+def test_policy_loss_ratios_of_chunks_and_sequences_by_hand() -> None:
     # log-ratios: log 2, log 8 | log 1/2, in chunks {0, 1}, {2}
     inputs = inputs_of({"new": [0.2, 0.8, 0.1], "old": [0.1, 0.1, 0.2], "chunks": [0, 0, 1]})
     found = {
@@ -131,7 +133,7 @@ def test_ratios_of_chunks_and_sequences_by_hand() -> None:
     assert found["sequence", "product"] == pytest.approx([8, 8, 8])
 
 
-def test_tokens_that_gmpo_cuts_count_as_clipped() -> None:
+def test_policy_loss_tokens_that_gmpo_cuts_count_as_clipped() -> None:
     """log 2 = 0.69 is above its limit of 0.4, log 1.25 = 0.22 is not; a ratio below 1 raises no objective of A > 0."""
     up = {"new": [0.4, 0.5, 0.1], "old": [0.2, 0.4, 0.4], "advantages": [1.0, 1.0, 1.0]}
     down = {"new": [0.4, 0.1], "old": [0.2, 0.4], "advantages": [-1.0, -1.0]}
@@ -152,7 +154,7 @@ STALE = {
 
 
 @pytest.mark.parametrize("name", STALE)
-def test_losses_for_stale_rollouts_weigh_against_the_engine_at_the_only_update(name: Any) -> None:
+def test_policy_loss_losses_for_stale_rollouts_weigh_against_the_engine_at_the_only_update(name: Any) -> None:
     loss = policy_loss(AlgorithmConfig(type=name))
     for sign in (-1.0, 1.0):
         stale = {"new": [0.4, 0.2, 0.5], "rollout": [0.2, 0.4, 0.1], "advantages": [sign] * 3}
@@ -161,7 +163,7 @@ def test_losses_for_stale_rollouts_weigh_against_the_engine_at_the_only_update(n
         assert found == pytest.approx([-sign * w / 3 for w in weights])
 
 
-def test_an_expert_is_imitated_whatever_the_ratio() -> None:
+def test_policy_loss_an_expert_is_imitated_whatever_the_ratio() -> None:
     inputs = inputs_of({"new": [0.5], "old": [0.001], "rollout": [0.9], "advantages": [3.0]}, {"new": [0.5]})
     experts = replace(inputs, expert=torch.tensor([True, False]))
     value, found = gradient(PolicyLoss(gate=SignSplit()), experts)
@@ -169,7 +171,7 @@ def test_an_expert_is_imitated_whatever_the_ratio() -> None:
     assert found == pytest.approx([-1.5, -0.5])
 
 
-def test_kl_estimators_by_hand() -> None:
+def test_policy_loss_kl_estimators_by_hand() -> None:
     logprobs = torch.tensor([math.log(0.5), math.log(0.1)], dtype=torch.float64)
     ref = torch.tensor([math.log(0.25), math.log(0.2)], dtype=torch.float64)
     k1, k2, k3, absolute = (kl_per_token(logprobs, ref, n).tolist() for n in ("k1", "k2", "k3", "absolute"))
@@ -180,13 +182,13 @@ def test_kl_estimators_by_hand() -> None:
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute"])
-def test_a_divergence_of_arrays_is_that_of_tensors(estimator: Any) -> None:
+def test_policy_loss_a_divergence_of_arrays_is_that_of_tensors(estimator: Any) -> None:
     logprobs, ref = torch.tensor([[-0.1, -3.0, -90.0, -0.2], [-0.4, -0.1, -1.0, -0.2]], dtype=torch.float64)
     found = kl_per_token(logprobs.numpy(), ref.numpy(), estimator)
     assert found == pytest.approx(kl_per_token(logprobs, ref, estimator).numpy(), rel=1e-14)
 
 
-def test_k1_and_k3_are_unbiased_and_the_gradient_of_k2_is_that_of_the_true_divergence() -> None:
+def test_policy_loss_k1_and_k3_are_unbiased_and_the_gradient_of_k2_is_that_of_the_true_divergence() -> None:
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
     ref = torch.log_softmax(torch.tensor([0.0, 0.5, 0.1], dtype=torch.float64), 0)
     logp = torch.log_softmax(logits, 0)
@@ -207,21 +209,21 @@ def test_k1_and_k3_are_unbiased_and_the_gradient_of_k2_is_that_of_the_true_diver
         (PolicyLoss(entropy_coefficient=0.5), "entropy"),
     ],
 )
-def test_terms_say_what_they_need(loss: PolicyLoss, missing: str) -> None:
+def test_policy_loss_terms_say_what_they_need(loss: PolicyLoss, missing: str) -> None:
     inputs = replace(inputs_of({"new": [0.5]}), ref_logprobs=None, full_kl=None, entropy=None)
     with pytest.raises(ValueError, match=missing):
         loss(inputs)
     assert math.isfinite(PolicyLoss()(inputs).loss.item())
 
 
-def test_what_the_trainer_must_bring() -> None:
+def test_policy_loss_what_the_trainer_must_bring() -> None:
     assert PolicyLoss(entropy_coefficient=0.1).needs.entropy
     assert PolicyLoss(kl_coefficient=0.1, kl_estimator="full").needs.full_kl
     assert not PolicyLoss(kl_estimator="full").needs.full_kl
     assert not PolicyLoss(kl_coefficient=0.1).needs.entropy
 
 
-def test_the_critics_loss_by_hand() -> None:
+def test_policy_loss_the_critics_loss_by_hand() -> None:
     def column(*values: float) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64)
 
@@ -242,7 +244,7 @@ def test_the_critics_loss_by_hand() -> None:
         ValueLoss()(replace(inputs, returns=None))
 
 
-def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Path) -> None:
+def test_policy_loss_a_loss_of_the_users_runs_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from roll.algorithms.inputs import LossOutputs\n"
@@ -266,7 +268,7 @@ def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Path) -> None:
         ("loss=inputs.logprobs.sum(), metrics={'own/x': 'high'}", "the metric 'own/x' as str, not a number"),
     ],
 )
-def test_a_loss_of_the_users_that_returns_what_no_trainer_can_use_is_named(
+def test_policy_loss_a_loss_of_the_users_that_returns_what_no_trainer_can_use_is_named(
     tmp_path: Path, returned: str, words: str
 ) -> None:
     file = tmp_path / "mine.py"

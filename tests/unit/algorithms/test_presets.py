@@ -16,13 +16,13 @@ from roll.config.presets import PRESET_NAMES, describe_preset
 CASES = [(kind, seed) for kind in KINDS for seed in (0, 1, 2)]
 
 
-def test_every_preset_has_a_reference() -> None:
+def test_preset_every_preset_has_a_reference() -> None:
     assert set(METHODS) == set(PRESET_NAMES)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: float) -> None:
+def test_preset_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: float) -> None:
     algorithm = algorithm_of(name, kl={"coefficient": beta})
     method = METHODS[name].with_kl(beta)
     compared = 0
@@ -48,7 +48,7 @@ def test_advantages_loss_and_selection_are_those_of_the_paper(name: str, beta: f
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(name: str) -> None:
+def test_preset_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(name: str) -> None:
     algorithm = algorithm_of(name, kl={"coefficient": 0.05, "place": "reward", "estimator": "k1"})
     compared = 0
     for kind, seed in CASES[::3]:
@@ -65,7 +65,7 @@ def test_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(na
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_its_gradient_is_the_finite_difference_of_the_papers_loss(name: str) -> None:
+def test_preset_its_gradient_is_the_finite_difference_of_the_papers_loss(name: str) -> None:
     beta = 0.05
     algorithm = algorithm_of(name, kl={"coefficient": beta})
     method = METHODS[name].with_kl(beta)
@@ -84,7 +84,7 @@ def _rounded(answer: paper.Answer) -> paper.Answer:
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_every_preset_names_its_paper_and_its_formula(name: str) -> None:
+def test_preset_every_preset_names_its_paper_and_its_formula(name: str) -> None:
     text = describe_preset(name)
     assert "arXiv" in text or "Williams 1992" in text
     assert "=" in text

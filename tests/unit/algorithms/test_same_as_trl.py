@@ -144,7 +144,7 @@ def student_of(world: World) -> Callable[..., TorchBackend]:
     return lambda **layout: TorchBackend(make_spec(world.student, **STILL, **layout))
 
 
-def test_sft(world: World, tmp_path: Path) -> None:
+def test_trl_parity_sft(world: World, tmp_path: Path) -> None:
     texts = dataset({"prompt": PROMPTS, "completion": BETTER})
     args = settings(trl.SFTConfig, tmp_path, completion_only_loss=True, loss_type="nll")
     trainer = trl.SFTTrainer(world.models(1)[0], args, train_dataset=texts, processing_class=world.tokenizer)
@@ -158,7 +158,7 @@ def test_sft(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OF_DPO)
-def test_dpo(name: str, world: World, tmp_path: Path) -> None:
+def test_trl_parity_dpo(name: str, world: World, tmp_path: Path) -> None:
     kinds = name.split(", ")
     args = settings(
         trl.DPOConfig, tmp_path, loss_type=kinds, loss_weights=[1.0, 0.3][: len(kinds)], beta=0.1,
@@ -182,7 +182,7 @@ def test_dpo(name: str, world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
-def test_kto(kind: str, world: World, tmp_path: Path) -> None:
+def test_trl_parity_kto(kind: str, world: World, tmp_path: Path) -> None:
     labels = [True, False, True, True]
     weights = {"desirable_weight": 1.2, "undesirable_weight": 0.7}
     args = settings(trl.KTOConfig, tmp_path, loss_type=kind, beta=0.3, **weights)
@@ -233,7 +233,7 @@ REFERENCE_FREE: dict[str, tuple[dict[str, Any], PreferenceLoss]] = {
 
 
 @pytest.mark.parametrize("name", REFERENCE_FREE)
-def test_cpo_simpo_and_orpo(name: str, world: World, tmp_path: Path) -> None:
+def test_trl_parity_cpo_simpo_and_orpo(name: str, world: World, tmp_path: Path) -> None:
     from trl.experimental.cpo import CPOConfig, CPOTrainer
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -253,7 +253,7 @@ def test_cpo_simpo_and_orpo(name: str, world: World, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("centring", [None, 0.01])
 @pytest.mark.parametrize("margins", [False, True])
-def test_reward_model(centring: float | None, margins: bool, world: World, tmp_path: Path) -> None:
+def test_trl_parity_reward_model(centring: float | None, margins: bool, world: World, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     args = settings(trl.RewardConfig, tmp_path, center_rewards_coefficient=centring, max_length=64)
@@ -287,7 +287,7 @@ def test_reward_model(centring: float | None, margins: bool, world: World, tmp_p
     [Divergence(kind="forward"), Divergence(kind="jsd"), Divergence(kind="jsd", beta=0.2), Divergence()],
     ids=lambda f: f"{f.kind}-{f.beta}",
 )
-def test_gkd(form: Divergence, world: World, tmp_path: Path) -> None:
+def test_trl_parity_gkd(form: Divergence, world: World, tmp_path: Path) -> None:
     from trl.experimental.gkd import GKDConfig, GKDTrainer
 
     beta = {"forward": 0.0, "jsd": form.beta, "reverse": 1.0}[form.kind]

@@ -17,14 +17,14 @@ PER_KIND = 90
 NUM_DATA_FILES = 200
 
 
-def test_what_is_broken_below_is_right_before(tmp_path):
+def test_cli_bad_input_what_is_broken_below_is_right_before(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_bytes(written(BASE))
     assert load_config(path).name == "quickstart"
 
 
 @pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
-def test_every_bad_configuration_gets_one_clear_message(kind, tmp_path, monkeypatch, capsys):
+def test_cli_bad_input_every_bad_configuration_gets_one_clear_message(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = Path(FILE)
     for seed in range(PER_KIND):
@@ -52,7 +52,7 @@ def check_message(text: str, about: str, name: str) -> None:
     assert all(line.isprintable() for line in body), f"{about}: {text}"
 
 
-def test_every_bad_data_file_gets_one_clear_message(tmp_path):
+def test_cli_bad_input_every_bad_data_file_gets_one_clear_message(tmp_path):
     from roll.data.build import SOURCES
 
     for seed in range(NUM_DATA_FILES):
@@ -70,7 +70,7 @@ def test_every_bad_data_file_gets_one_clear_message(tmp_path):
         assert len(rows) <= 5 * 2 + 1, f"seed {seed}: {message}"
 
 
-def test_a_file_of_the_other_kind_is_said_to_be_that(tmp_path, capsys):
+def test_cli_bad_input_a_file_of_the_other_kind_is_said_to_be_that(tmp_path, capsys):
     simulation = tmp_path / "simulation.yaml"
     simulation.write_text("device: h800\nmodel: qwen2.5-7b\nanswer_tokens: {mean: 100}\nvariants: {a: {}}\n")
     path = tmp_path / "config.yaml"

@@ -47,7 +47,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -
     return roll(["chat", *arguments, *SHORT]), shown.getvalue()
 
 
-def test_through_a_pipe_each_line_is_a_message_and_only_answers_are_printed(
+def test_cli_chat_through_a_pipe_each_line_is_a_message_and_only_answers_are_printed(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ChatRenderer, "decode", lambda self, ids: f"<{len(ids)}>")
@@ -57,7 +57,7 @@ def test_through_a_pipe_each_line_is_a_message_and_only_answers_are_printed(
     assert said.err == ""
 
 
-def test_the_same_questions_get_the_same_answers_and_another_model_other_ones(
+def test_cli_chat_the_same_questions_get_the_same_answers_and_another_model_other_ones(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = []
@@ -67,7 +67,7 @@ def test_the_same_questions_get_the_same_answers_and_another_model_other_ones(
     assert answers[0] == answers[1] != answers[2]
 
 
-def test_on_a_terminal_sources_answer_beside_each_other(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_chat_on_a_terminal_sources_answer_beside_each_other(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, first = str(models / "run"), str(models / "first")
     code, shown = at_a_terminal(monkeypatch, "hello\n/help\n/quit\nnever read\n", run, "--base")
     assert code == 0
@@ -75,7 +75,7 @@ def test_on_a_terminal_sources_answer_beside_each_other(models: Path, monkeypatc
     assert "/reset" in shown and "never read" not in shown
 
 
-def test_what_a_speaker_said_stays_in_its_conversation(
+def test_cli_chat_what_a_speaker_said_stays_in_its_conversation(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heard: list[list[tuple[str, str]]] = []
@@ -93,7 +93,7 @@ def test_what_a_speaker_said_stays_in_its_conversation(
     assert heard == [[one], two, two, [("user", "three")], [("system", "short"), ("user", "four")]]
 
 
-def test_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was(
+def test_cli_chat_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was(
     models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, _ = at_a_terminal(monkeypatch, "word " * 5000 + "\nhello\n", str(models / "first"))
@@ -111,7 +111,7 @@ def test_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was(
         ("/again", "nothing was said yet"),
     ],
 )
-def test_a_mistyped_command_gets_one_message_and_the_conversation_goes_on(
+def test_cli_chat_a_mistyped_command_gets_one_message_and_the_conversation_goes_on(
     line: str, message: str, models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert through_a_pipe(monkeypatch, f"{line}\nhello\n", str(models / "first")) == 0
@@ -126,7 +126,7 @@ def test_a_mistyped_command_gets_one_message_and_the_conversation_goes_on(
         (["{models}/first", "--base"], "is no run: give a run first"),
     ],
 )
-def test_a_source_that_is_no_model_gets_one_message(
+def test_cli_chat_a_source_that_is_no_model_gets_one_message(
     arguments: list[str],
     message: str,
     models: Path,
@@ -138,7 +138,9 @@ def test_a_source_that_is_no_model_gets_one_message(
     assert message in capsys.readouterr().err
 
 
-def test_what_a_model_writes_does_not_act_on_the_terminal(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_chat_what_a_model_writes_does_not_act_on_the_terminal(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m \u202egnp.exe \ud800 [red]x[/red]"
     monkeypatch.setattr(ChatRenderer, "decode", lambda self, ids: hostile[: 4 * len(ids)])
     code, shown = at_a_terminal(monkeypatch, "hello\n", str(models / "first"))
@@ -146,7 +148,7 @@ def test_what_a_model_writes_does_not_act_on_the_terminal(models: Path, monkeypa
     assert all(c.isprintable() or c == "\n" for c in shown)
 
 
-def test_an_interrupted_answer_leaves_the_engine_free_for_the_next(
+def test_cli_chat_an_interrupted_answer_leaves_the_engine_free_for_the_next(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode, calls = ChatRenderer.decode, []
@@ -163,7 +165,7 @@ def test_an_interrupted_answer_leaves_the_engine_free_for_the_next(
 
 
 @pytest.mark.parametrize("mark", ["architectures", "score.weight"])
-def test_chat_with_a_reward_model_is_one_clear_error(
+def test_cli_chat_with_a_reward_model_is_one_clear_error(
     mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tiny_model.write_tiny_model(tmp_path / "scorer")

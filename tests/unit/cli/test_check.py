@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch, tiny_model):
 FROM_FILE = ["data.0.source=file", "data.0.path=rows.jsonl"]
 
 
-def test_a_run_that_can_start_is_described_and_0(place, capsys):
+def test_cli_check_a_run_that_can_start_is_described_and_0(place, capsys):
     assert run(["check", "config.yaml"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -58,7 +58,7 @@ def test_a_run_that_can_start_is_described_and_0(place, capsys):
         assert words in shown.out
 
 
-def test_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, capsys, tmp_path):
+def test_cli_check_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, capsys, tmp_path):
     from worlds.tiny_model import write_tiny_model
 
     write_tiny_model(tmp_path / "judge", context_length=4096)
@@ -73,7 +73,7 @@ def test_a_judge_is_shown_with_its_place_and_its_memory_and_is_not_asked(place, 
     assert "judge.max_context 9000 exceeds the 4096 tokens that the judge was made for" in capsys.readouterr().err
 
 
-def test_critics_and_a_reference_are_shown_with_what_they_need(place):
+def test_cli_check_critics_and_a_reference_are_shown_with_what_they_need(place):
     from worlds.tiny_model import write_tiny_model
 
     smaller = write_tiny_model(place / "smaller", layers=1)
@@ -86,26 +86,26 @@ def test_critics_and_a_reference_are_shown_with_what_they_need(place):
     assert not report.problems
 
 
-def test_critics_are_shown_where_they_sit(place, capsys):
+def test_cli_check_critics_are_shown_where_they_sit(place, capsys):
     changes = ["cluster.type=ray", "cluster.devices_per_node=4", "cluster.device_mapping.critic=2-3"]
     assert run(["check", "config.yaml", "algorithm.type=ppo", *changes]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("critic ")]
     assert "node 0 device 2; node 0 device 3" in line
 
 
-def test_a_critics_model_that_is_not_here_is_noted(place, monkeypatch):
+def test_cli_check_a_critics_model_that_is_not_here_is_noted(place, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     report = inspect(load_config("config.yaml", ["algorithm.type=ppo", "algorithm.critic.model=nobody/nothing"]))
     assert any("the critics' model 'nobody/nothing' is not here yet" in note for note in report.notes)
 
 
-def test_nothing_is_written(place):
+def test_cli_check_nothing_is_written(place):
     before = sorted(place.rglob("*"))
     assert run(["check", "config.yaml"]) == 0
     assert sorted(place.rglob("*")) == before
 
 
-def test_it_takes_seconds_and_imports_no_torch(place):
+def test_cli_check_it_takes_seconds_and_imports_no_torch(place):
     program = (
         f"{LOOPS}\n"
         "import sys, time\n"
@@ -119,7 +119,7 @@ def test_it_takes_seconds_and_imports_no_torch(place):
     assert float(loops) < 400  # about 100
 
 
-def test_check_of_every_pipeline_needs_no_torch():
+def test_cli_check_of_every_pipeline_needs_no_torch():
     program = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
@@ -131,7 +131,7 @@ def test_check_of_every_pipeline_needs_no_torch():
     assert "roll.pipelines.distill_offline.check" in done.stdout
 
 
-def test_the_prompt_is_shown_as_the_model_sees_it(place):
+def test_cli_check_the_prompt_is_shown_as_the_model_sees_it(place):
     report = inspect(load_config("config.yaml", FROM_FILE))
     prompt, text, num_tokens = report.sample
     assert prompt.messages[-1].text in text
@@ -139,7 +139,7 @@ def test_the_prompt_is_shown_as_the_model_sees_it(place):
     assert report.train_prompts["file"] + report.num_held_out == 20
 
 
-def test_every_domain_has_its_reward_tried(place):
+def test_cli_check_every_domain_has_its_reward_tried(place):
     report = inspect(
         load_config("config.yaml", ["data.1={source: file, path: rows.jsonl, reward: exact, weight: 0.2}"])
     )
@@ -147,30 +147,30 @@ def test_every_domain_has_its_reward_tried(place):
     assert report.problems == []
 
 
-def test_a_reward_that_looks_for_a_box_gets_one(place):
+def test_cli_check_a_reward_that_looks_for_a_box_gets_one(place):
     report = inspect(load_config("config.yaml", ["data.0.reward={type: math, extract: boxed}"]))
     assert report.trials[0].right.startswith("\\boxed{")
     assert (report.trials[0].right_value, report.trials[0].wrong_value) == (1.0, 0.0)
 
 
-def test_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):
+def test_cli_check_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, capsys):
     assert run(["check", "config.yaml", "data.0.reward={type: regex, pattern: 'The answer is {answer}'}"]) == 0
     assert "see whether it asks for a form" in capsys.readouterr().out
 
 
-def test_what_truncated_sampling_does_to_ratios_is_noted(place):
+def test_cli_check_what_truncated_sampling_does_to_ratios_is_noted(place):
     (note,) = (n for n in inspect(load_config("config.yaml", ["rollout.top_p=0.9"])).notes if "top_p" in n)
     assert "the correction weighs tokens by it" in note
 
 
-def test_too_little_memory_and_disk_are_noted(place):
+def test_cli_check_too_little_memory_and_disk_are_noted(place):
     overrides = ["inference.kv_cache_bytes=9000000000000", "checkpoint.keep_best=true"]
     report = inspect(load_config("config.yaml", overrides))
     assert any("GiB free and the run needs up to" in note for note in report.notes)
     assert report.problems == []
 
 
-def test_roles_that_hand_a_devices_memory_over_need_it_one_after_the_other(place, monkeypatch):
+def test_cli_check_roles_that_hand_a_devices_memory_over_need_it_one_after_the_other(place, monkeypatch):
     def looked_at(free, *overrides):
         machine = Machine(num_cores=2, memory_bytes=10**12, accelerator_bytes=(free,))
         monkeypatch.setattr("roll.pipelines.online.check.inspection.inspect_machine", lambda: machine)
@@ -183,7 +183,7 @@ def test_roles_that_hand_a_devices_memory_over_need_it_one_after_the_other(place
     assert "hand the memory of shared devices over" in str(looked_at(10**12))
 
 
-def test_places_on_ray_are_listed(place, capsys):
+def test_cli_check_places_on_ray_are_listed(place, capsys):
     overrides = ["cluster.type=ray", "cluster.devices_per_node=2", "cluster.num_nodes=2"]
     mapping = ["cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=2-3"]
     assert run(["check", "config.yaml", *overrides, *mapping]) == 0
@@ -195,7 +195,7 @@ def test_places_on_ray_are_listed(place, capsys):
 RANKS = ["cluster.type=ray", "cluster.devices_per_node=4", "cluster.device_mapping.actor_train=0-3"]
 
 
-def test_a_dry_run_says_what_ranks_hold_and_send_and_how_far_it_is(place, capsys, monkeypatch):
+def test_cli_check_a_dry_run_says_what_ranks_hold_and_send_and_how_far_it_is(place, capsys, monkeypatch):
     monkeypatch.setattr(layout, "SAY_EVERY_S", 0.05)
     assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=2", "--dry-run"]) == 0
     shown = capsys.readouterr().out
@@ -203,23 +203,25 @@ def test_a_dry_run_says_what_ranks_hold_and_send_and_how_far_it_is(place, capsys
     assert "x all_gather between 2 (tp): 0.00 GiB" in shown
 
 
-def test_a_layout_that_does_not_divide_the_model_is_a_problem(place, capsys):
+def test_cli_check_a_layout_that_does_not_divide_the_model_is_a_problem(place, capsys):
     assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=4"]) == 2
     assert "training.parallel.tp 4 does not divide this model's num_key_value_heads 2" in capsys.readouterr().err
 
 
-def test_experts_that_are_not_there_are_one_problem(place, capsys):
+def test_cli_check_experts_that_are_not_there_are_one_problem(place, capsys):
     assert run(["check", "config.yaml", *RANKS, "training.parallel.ep=2"]) == 2
     assert capsys.readouterr().err.count("training.parallel.ep") == 1
 
 
-def test_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys):
+def test_cli_check_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys):
     assert run(["check", "config.yaml", "model.lora.target_modules=[v_prj]"]) == 2
     assert "target_modules has 'v_prj', which is no linear layer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "megatron"])
-def test_a_back_end_that_is_not_installed_is_a_problem_here_and_a_note_for_a_cluster(place, capsys, monkeypatch, name):
+def test_cli_check_a_back_end_that_is_not_installed_is_a_problem_here_and_a_note_for_a_cluster(
+    place, capsys, monkeypatch, name
+):
     monkeypatch.setattr(layout, "find_spec", lambda package: None)
     assert run(["check", "config.yaml", f"training.backend={name}"]) == 2
     said = f"training.backend is '{name}', which is not installed here: pip install 'roll-rl[{name}]'"
@@ -228,7 +230,7 @@ def test_a_back_end_that_is_not_installed_is_a_problem_here_and_a_note_for_a_clu
     assert f"{said} on every machine of the run." in capsys.readouterr().out
 
 
-def test_all_problems_of_a_run_come_in_one_look(place, capsys):
+def test_cli_check_all_problems_of_a_run_come_in_one_look(place, capsys):
     (place / "runs" / "trial").mkdir(parents=True)
     (place / "runs" / "trial" / "config.yaml").write_text("name: trial")
     assert run(["check", "config.yaml", "model=nowhere", "data.0={source: file, path: no.jsonl, reward: exact}"]) == 2
@@ -263,7 +265,7 @@ BAD_ROWS = {
 
 @pytest.mark.parametrize("command", ["check", "train"])
 @pytest.mark.parametrize("kind", BAD_ROWS)
-def test_bad_input_is_one_clear_message_and_2(place, capsys, command, kind):
+def test_cli_check_bad_input_is_one_clear_message_and_2(place, capsys, command, kind):
     overrides, expected = BAD_ROWS[kind]
     (place / "bad.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n{"prompt": \n')
     there = place / "runs" / "there"
@@ -277,7 +279,7 @@ def test_bad_input_is_one_clear_message_and_2(place, capsys, command, kind):
     assert {path: path.read_bytes() for path in before} == before, "nothing is overwritten"
 
 
-def test_the_same_report_comes_from_python_on_objects_inside_a_running_loop(place):
+def test_cli_check_the_same_report_comes_from_python_on_objects_inside_a_running_loop(place):
     import asyncio
 
     import roll
@@ -296,7 +298,7 @@ def test_the_same_report_comes_from_python_on_objects_inside_a_running_loop(plac
     assert "rlvr, grpo" in str(report) and sum(report.train_prompts.values()) + report.num_held_out == 30
 
 
-def test_a_row_without_an_answer_has_no_right_one(place):
+def test_cli_check_a_row_without_an_answer_has_no_right_one(place):
     import roll
 
     greetings = [f"Say hello to {n}." for n in range(20)]
@@ -305,13 +307,13 @@ def test_a_row_without_an_answer_has_no_right_one(place):
     assert "'' (nothing) scores 0, 'no idea' (no reference answer is known) scores 0.07" in str(report)
 
 
-def test_a_misspelt_function_is_not_taken_for_an_import(place, capsys):
+def test_cli_check_a_misspelt_function_is_not_taken_for_an_import(place, capsys):
     (place / "own.py").write_text("import os\n\n\ndef score(text, answer, metadata):\n    return 0.0\n")
     for written, hint in (("nosuch", "'nosuch'."), ("scor", "Did you mean 'score'?"), ("os2", "'os2'.")):
         assert run(["check", "config.yaml", f"data.0.reward={{type: python, function: 'own.py:{written}'}}"]) == 2
         assert capsys.readouterr().err.rstrip().endswith(hint)
 
 
-def test_public_without_an_upload_is_refused(capsys):
+def test_cli_check_public_without_an_upload_is_refused(capsys):
     assert run(["export", "runs/x", "y", "--public"]) == 2
     assert "give --to-hub OWNER/NAME" in capsys.readouterr().err

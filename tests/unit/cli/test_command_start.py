@@ -34,14 +34,14 @@ def roll(directory: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 @pytest.mark.parametrize("encoding", ["latin1", "iso8859-15"])
-def test_output_that_cannot_be_encoded_is_written_with_question_marks(tmp_path: Path, encoding: str) -> None:
+def test_cli_start_output_that_cannot_be_encoded_is_written_with_question_marks(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     done = roll(tmp_path, "config", "show", "run.yaml", PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr) == (0, "")
     assert "3 ? 4 " in done.stdout
 
 
-def test_files_of_the_current_directory_do_not_shadow_modules(tmp_path: Path) -> None:
+def test_cli_start_files_of_the_current_directory_do_not_shadow_modules(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
     for name in ("tokenizers", "random", "yaml", "click", "pydantic", "tempfile", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
@@ -50,7 +50,7 @@ def test_files_of_the_current_directory_do_not_shadow_modules(tmp_path: Path) ->
     assert "arithmetic: '8' (right) scores 1" in done.stdout
 
 
-def test_a_package_in_an_archive_is_named(tmp_path: Path) -> None:
+def test_cli_start_a_package_in_an_archive_is_named(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
         for file in ("roll_rl.py", "roll/__init__.py", "roll/__main__.py"):
             archive.write(ROOT / "src" / file, file)
@@ -59,7 +59,7 @@ def test_a_package_in_an_archive_is_named(tmp_path: Path) -> None:
     assert f"ROLL is imported from the archive '{tmp_path / 'library.zip'}'" in done.stderr
 
 
-def test_an_interrupt_before_the_command_begins_leaves_no_traceback(tmp_path: Path) -> None:
+def test_cli_start_an_interrupt_before_the_command_begins_leaves_no_traceback(tmp_path: Path) -> None:
     """As while Python still imports: here of the first module of the command line."""
     program = (
         "import sys, roll_rl\n"

@@ -38,7 +38,7 @@ def roll(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*ROLL, *arguments], cwd=place, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_train_export_eval_resume(place):
+def test_cli_train_export_eval_resume(place):
     trained = roll(place, "train", "config.yaml")
     assert trained.returncode == 0, trained.stderr
     run = place / "runs" / "trial"
@@ -76,7 +76,7 @@ def test_train_export_eval_resume(place):
     assert yaml.safe_load((run / "config.yaml").read_text())["data"][0]["source"] == "arithmetic"
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(place):
+def test_cli_ctrl_c_saves_and_says_how_to_go_on(place):
     command = [*ROLL, "train", "config.yaml", "training.num_steps=100000"]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=place, text=True, **both) as process:

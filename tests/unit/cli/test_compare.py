@@ -39,7 +39,9 @@ def compared(runs: list[str], *arguments: str, capsys: pytest.CaptureFixture[str
     return json.loads(capsys.readouterr().out)
 
 
-def test_two_runs_are_compared_by_what_both_have(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_compare_two_runs_are_compared_by_what_both_have(
+    runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = compared(runs, capsys=capsys)
     assert found["runs"] == runs  # both are called demo, so their paths tell them apart
     assert found["configuration"] == {"training.learning_rate": [1e-5, 2e-5]}
@@ -55,13 +57,13 @@ def test_two_runs_are_compared_by_what_both_have(runs: list[str], capsys: pytest
     assert "own/thing" not in found["metrics"]
 
 
-def test_metrics_can_be_named(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_compare_metrics_can_be_named(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(runs, "-m", "own/*", capsys=capsys)["metrics"] == {"own/thing": [4.0, 4.0]}
     assert roll(["compare", *runs, "-m", "onw/*"]) == 2
     assert "no metric of these runs is called 'onw/*'. There are: eval/*, own/*, reward/*" in capsys.readouterr().err
 
 
-def test_tables_show_the_change_of_two_runs(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_compare_tables_show_the_change_of_two_runs(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert roll(["compare", *runs]) == 0
     lines = {
         line.split("  ")[1]: line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")
@@ -71,12 +73,12 @@ def test_tables_show_the_change_of_two_runs(runs: list[str], capsys: pytest.Capt
     assert lines["reward/mean"][-4:] == ["0.3", "0.6", "+0.3", "(+100%)"]
 
 
-def test_three_runs_stand_side_by_side(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_compare_three_runs_stand_side_by_side(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     found = compared([*runs, runs[0]], capsys=capsys)
     assert found["outcome"]["steps"] == [6, 8, 6]
 
 
-def test_a_run_that_has_not_finished_a_step_is_compared_too(
+def test_cli_compare_a_run_that_has_not_finished_a_step_is_compared_too(
     runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = compared([runs[0], str(make_run(tmp_path / "c", 1e-5, [], {}))], capsys=capsys)
@@ -84,7 +86,7 @@ def test_a_run_that_has_not_finished_a_step_is_compared_too(
     assert found["configuration"] == {}
 
 
-def test_one_run_and_no_run_get_one_message(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_compare_one_run_and_no_run_get_one_message(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert roll(["compare", runs[0]]) == 2
     assert "give two or more" in capsys.readouterr().err
     assert roll(["compare", runs[0], "nowhere"]) == 2
@@ -95,7 +97,7 @@ def test_one_run_and_no_run_get_one_message(runs: list[str], capsys: pytest.Capt
     "content",
     ["{", "[1]", '"x"', '{"setup_s": "long"}', '{"peak_rss_bytes": "x"}', f'{{"setup_s": {"9" * 400}}}', "[" * 100_000],
 )
-def test_a_damaged_summary_is_named_or_passed_over(
+def test_cli_compare_a_damaged_summary_is_named_or_passed_over(
     runs: list[str], content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path(runs[1], "summary.json").write_text(content)
@@ -117,7 +119,7 @@ def test_a_damaged_summary_is_named_or_passed_over(
         '{"step": 9, "kind": "train", "reward/mean": NaN, "reward/x": Infinity, "reward/y": 1e400}',
     ],
 )
-def test_a_malformed_line_of_metrics_is_left_out_or_named(
+def test_cli_compare_a_malformed_line_of_metrics_is_left_out_or_named(
     runs: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Path(runs[1], "metrics.jsonl").open("a") as file:
@@ -127,7 +129,9 @@ def test_a_malformed_line_of_metrics_is_left_out_or_named(
         assert capsys.readouterr().err.count("\n") <= 1
 
 
-def test_hostile_settings_do_not_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_compare_hostile_settings_do_not_act_on_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     hostile = {"note": "\x1b[2J[red]x[/red]\u202e", "\x1b]0;owned\x07": 1, "long": "y" * 10_000_000}
     first = make_run(tmp_path / "a", 1e-5, [0.1], {}, **hostile)
     second = make_run(tmp_path / "b", 1e-5, [0.1], {})

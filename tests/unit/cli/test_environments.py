@@ -59,7 +59,7 @@ def run(*arguments: str, typed: str = "") -> Result:
     return CliRunner().invoke(roll, ["env", *arguments], input=typed, obj=Session(), standalone_mode=False)
 
 
-def test_names_are_listed_with_their_arguments() -> None:
+def test_cli_env_names_are_listed_with_their_arguments() -> None:
     shown = run("list", "sokoban").output
     assert "game:Sokoban-v0-hard    dim_room=(8, 8), num_boxes=4, max_turns=50" in shown
     assert "GuessTheNumber" not in shown and "file.py:Class" in shown
@@ -68,14 +68,14 @@ def test_names_are_listed_with_their_arguments() -> None:
     assert {"id": "guess_number", "entry_point": "roll.envs.guess_number:GuessNumber", "options": {}} in listed
 
 
-def test_a_person_types_what_stands_in_the_box(tmp_path: Path) -> None:
+def test_cli_env_a_person_types_what_stands_in_the_box(tmp_path: Path) -> None:
     page = tmp_path / "played.html"
     found = run("play", "game:GuessTheNumber-v0-easy", "max_number=3", "--seed=1", f"--html={page}", typed="3\n1\n2\n")
     assert "Enter your first guess." in found.output and "Right! The number is" in found.output
     assert "rewards 1" in found.output and "\\boxed{3}" in page.read_text()
 
 
-def test_what_was_won_is_added_to_demonstrations_and_what_was_not_is_not(tmp_path: Path) -> None:
+def test_cli_env_what_was_won_is_added_to_demonstrations_and_what_was_not_is_not(tmp_path: Path) -> None:
     shown = tmp_path / "shown.jsonl"
     game = ("play", "game:GuessTheNumber-v0-easy", "max_number=3", "--seed=1", f"--demonstrations={shown}")
     for typed, added in (("1\n", 0), ("3\n", 0), ("1\n3\n", 1)):  # 3 is right: at once, nothing lies before it
@@ -83,14 +83,14 @@ def test_what_was_won_is_added_to_demonstrations_and_what_was_not_is_not(tmp_pat
     assert json.loads(shown.read_text()) == {"seed": 1, "actions": ["\\boxed{1}", "\\boxed{3}"]}
 
 
-def test_an_empty_line_plays_at_random_and_an_end_of_input_leaves(tmp_path: Path) -> None:
+def test_cli_env_an_empty_line_plays_at_random_and_an_end_of_input_leaves(tmp_path: Path) -> None:
     page = tmp_path / "played.html"
     found = run("play", "game:Sokoban-v0-easy", f"--html={page}", typed="\n")
     assert found.exception is None and "left unfinished after 1 turns" in found.output
     assert "\\boxed{" in found.output and page.is_file()
 
 
-def test_random_rollouts_are_shown_counted_and_written(own: str, tmp_path: Path) -> None:
+def test_cli_env_random_rollouts_are_shown_counted_and_written(own: str, tmp_path: Path) -> None:
     text = tmp_path / "episodes.txt"
     found = run("rollout", f"{own}:Maze", "size=5", "--episodes=3", "--seed=4", f"--text={text}")
     assert "You stand at " in found.output and "seed 6" in found.output
@@ -99,7 +99,7 @@ def test_random_rollouts_are_shown_counted_and_written(own: str, tmp_path: Path)
     assert "You stand" not in run("rollout", f"{own}:Maze", "--quiet").output
 
 
-def test_a_check_names_rules_of_every_environment_in_a_file_and_fails_if_one_is_broken(own: str) -> None:
+def test_cli_env_a_check_names_rules_of_every_environment_in_a_file_and_fails_if_one_is_broken(own: str) -> None:
     found = run("check", f"{own}:Maze")
     assert found.return_value == 0 and f"{own}:Maze: keeps the protocol." in found.output
     found = run("check", own)
@@ -122,7 +122,7 @@ def test_a_check_names_rules_of_every_environment_in_a_file_and_fails_if_one_is_
         (["play", "game:Sokobann-v0-easy"], "Did you mean 'game:Sokoban-v0-easy'"),
     ],
 )
-def test_mistakes_are_answered_with_what_to_do(arguments: list[str], message: str) -> None:
+def test_cli_env_mistakes_are_answered_with_what_to_do(arguments: list[str], message: str) -> None:
     assert message in str(run(*arguments).exception)
 
 
@@ -136,12 +136,14 @@ def test_mistakes_are_answered_with_what_to_do(arguments: list[str], message: st
         ("Unbuilt", "failed: RuntimeError: no licence"),
     ],
 )
-def test_an_environment_that_fails_is_named_with_the_place(own: str, command: str, name: str, message: str) -> None:
+def test_cli_env_an_environment_that_fails_is_named_with_the_place(
+    own: str, command: str, name: str, message: str
+) -> None:
     with pytest.raises(InfraError, match=f"environment '{own}:{name}', seed 0.*{message}"):
         raise run(command, f"{own}:{name}", typed="on\n").exception or AssertionError
 
 
-async def test_a_server_plays_from_the_whole_conversation() -> None:
+async def test_cli_env_a_server_plays_from_the_whole_conversation() -> None:
     asked = []
 
     async def complete(request: web.Request) -> web.Response:
@@ -172,13 +174,13 @@ async def test_a_server_plays_from_the_whole_conversation() -> None:
         await rollouts("guess_number", options, "openai", sampling, [0], 9)
 
 
-async def test_the_embedded_engine_plays(tiny_model: Path) -> None:
+async def test_cli_env_the_embedded_engine_plays(tiny_model: Path) -> None:
     sampling = Sampling(model=str(tiny_model), url=None, max_new_tokens=4, temperature=1.0)
     played = await rollouts("guess_number", {"max_number": 3}, "model", sampling, [0, 0], 2)
     assert played[0] == played[1] and played[0].turns
 
 
-def test_a_players_own_tool_is_written_as_in_a_configuration(tmp_path: Path) -> None:
+def test_cli_env_a_players_own_tool_is_written_as_in_a_configuration(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text("def lookup(word: str, *, book: str) -> str:\n  'Looks a word up.'\n  return {}[word]")
     found = run(
@@ -187,7 +189,7 @@ def test_a_players_own_tool_is_written_as_in_a_configuration(tmp_path: Path) -> 
     assert "<lookup>…</lookup>: Looks a word up." in found.output
 
 
-def test_a_player_may_have_tools() -> None:
+def test_cli_env_a_player_may_have_tools() -> None:
     found = run("rollout", "math:Generated-v0-easy", "--tool=calculator", "--form=json")
     assert '"name": "calculator"' in found.output and "1 turns" in found.output
     assert "Did you mean 'calculator'?" in str(run("rollout", "guess_number", "--tool=calculater").exception)

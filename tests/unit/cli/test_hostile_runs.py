@@ -59,7 +59,7 @@ HARMS: tuple[Callable[[Path], None], ...] = (_fifo, _directory, _link_out, _endl
 
 @pytest.mark.parametrize("harm", HARMS, ids=lambda harm: harm.__name__.strip("_"))
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json"])
-def test_only_regular_files_of_a_bounded_size_are_compared(
+def test_cli_hostile_run_only_regular_files_of_a_bounded_size_are_compared(
     run: Path, name: str, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     harm(run / name)
@@ -84,7 +84,7 @@ def test_only_regular_files_of_a_bounded_size_are_compared(
     ],
     ids=["nan", "deep", "long line", "binary", "half a line", "very many lines", "very many values"],
 )
-def test_harmed_metrics_are_compared_by_what_can_be_read(
+def test_cli_hostile_run_harmed_metrics_are_compared_by_what_can_be_read(
     run: Path,
     content: bytes,
     is_shown: bool,
@@ -104,7 +104,7 @@ def test_harmed_metrics_are_compared_by_what_can_be_read(
 
 
 @pytest.mark.parametrize("harm", [_link_out, _endless, _terabyte], ids=lambda harm: harm.__name__.strip("_"))
-def test_rollouts_are_read_from_regular_files_alone(
+def test_cli_hostile_run_rollouts_are_read_from_regular_files_alone(
     run: Path, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     harm(run / "rollouts" / "step-000001.parquet")
@@ -113,14 +113,14 @@ def test_rollouts_are_read_from_regular_files_alone(
     assert said.out == "" and said.err.count("\n") == 1
 
 
-def test_rollouts_behind_a_link_are_not_followed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_hostile_run_rollouts_behind_a_link_are_not_followed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "rollouts").rename(run.parent / "elsewhere")
     (run / "rollouts").symlink_to(run.parent / "elsewhere")
     assert roll(["view", str(run)]) == 2
     assert "is a link, which is not followed" in capsys.readouterr().err
 
 
-def test_a_file_that_is_deleted_while_the_others_are_read_is_left_out(
+def test_cli_hostile_run_a_file_that_is_deleted_while_the_others_are_read_is_left_out(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from roll.cli.viewing import show
@@ -150,7 +150,7 @@ def test_a_file_that_is_deleted_while_the_others_are_read_is_left_out(
         ("domain=a domain=b", "'domain=' is written twice, and no rollout can be both"),
     ],
 )
-def test_a_filter_that_no_rollout_can_match_is_refused(
+def test_cli_hostile_run_a_filter_that_no_rollout_can_match_is_refused(
     run: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert roll(["view", str(run), "-f", text]) == 2

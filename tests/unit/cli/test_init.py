@@ -18,7 +18,7 @@ from roll.config.load import load_config
 ROLL = [sys.executable, "-c", "from roll.cli import main; main()"]
 
 
-def test_the_examples_are_written_where_the_documentation_finds_them(tmp_path, capsys, monkeypatch):
+def test_cli_init_the_examples_are_written_where_the_documentation_finds_them(tmp_path, capsys, monkeypatch):
     assert run(["init", str(tmp_path / "work"), "--examples"]) == 0
     said = capsys.readouterr().out
     assert f"cd {tmp_path / 'work'}" in said and "roll train examples/quickstart.yaml" in said
@@ -29,7 +29,7 @@ def test_the_examples_are_written_where_the_documentation_finds_them(tmp_path, c
     assert run(["init", str(tmp_path / "work"), "--examples"]) == 0, "written again, nothing differs"
 
 
-def test_a_file_that_the_user_changed_is_never_overwritten(tmp_path, capsys):
+def test_cli_init_a_file_that_the_user_changed_is_never_overwritten(tmp_path, capsys):
     mine = tmp_path / "examples" / "sft.yaml"
     mine.parent.mkdir()
     mine.write_text("name: mine\n")
@@ -39,7 +39,7 @@ def test_a_file_that_the_user_changed_is_never_overwritten(tmp_path, capsys):
     assert sorted(path.name for path in mine.parent.iterdir()) == ["sft.yaml"], "nothing was written"
 
 
-def test_a_directory_that_is_a_file_is_a_message(tmp_path, capsys):
+def test_cli_init_a_directory_that_is_a_file_is_a_message(tmp_path, capsys):
     (tmp_path / "work").write_text("")
     assert run(["init", str(tmp_path / "work"), "--examples"]) == 2
     assert "Traceback" not in capsys.readouterr().err
@@ -52,7 +52,7 @@ NEEDED = {
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
+def test_cli_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
     pipeline, tmp_path, tiny_model, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
     assert f"work: {pipeline}" in said and said.endswith("Next:\n\n  cd work\n  roll train config.yaml\n")
 
 
-def test_init_stub_of_a_reward_trains(tmp_path, tiny_model, monkeypatch):
+def test_cli_init_stub_of_a_reward_trains(tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(["init", "--yes", "--model", str(tiny_model), "--reward", OWN]) == 0
     written = Path("reward.py").read_text()
@@ -80,13 +80,13 @@ def test_init_stub_of_a_reward_trains(tmp_path, tiny_model, monkeypatch):
     assert [row["step"] for row in rows if row["kind"] == "train"] == [1]
 
 
-def test_init_stub_of_an_environment_passes_the_check_of_environments(tmp_path, tiny_model, monkeypatch):
+def test_cli_init_stub_of_an_environment_passes_the_check_of_environments(tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(["init", "--yes", "--model", str(tiny_model), "--pipeline", "agentic"]) == 0
     assert run(["env", "check", "environment.py:Environment"]) == 0
 
 
-def test_init_asks_what_is_not_given(tmp_path, tiny_model, monkeypatch):
+def test_cli_init_asks_what_is_not_given(tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"id": n, "question": f"{n} + 1 =", "solution": str(n + 1)} for n in range(20)]
     Path("sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -118,7 +118,7 @@ def test_init_asks_what_is_not_given(tmp_path, tiny_model, monkeypatch):
         (["--examples", "--reward", "math"], "which --reward cannot change"),
     ],
 )
-def test_init_options_that_cannot_be_followed_write_nothing(options, words, tmp_path, capsys, monkeypatch):
+def test_cli_init_options_that_cannot_be_followed_write_nothing(options, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"q": "1 + 1 =", "a": "2"}\n')
     Path("list.jsonl").write_text("[1, 2]\n")
@@ -127,7 +127,7 @@ def test_init_options_that_cannot_be_followed_write_nothing(options, words, tmp_
     assert not Path("work").exists()
 
 
-def test_init_never_overwrites_a_configuration(tmp_path, capsys):
+def test_cli_init_never_overwrites_a_configuration(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text("mine")
     assert run(["init", str(tmp_path), "--yes"]) == 2
     assert "config.yaml' exists: nothing was written" in capsys.readouterr().err
@@ -136,7 +136,7 @@ def test_init_never_overwrites_a_configuration(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_shell_is_given_a_script_that_completes(shell):
+def test_cli_init_the_shell_is_given_a_script_that_completes(shell):
     done = subprocess.run(
         ROLL, env={**os.environ, "_ROLL_COMPLETE": f"{shell}_source"}, capture_output=True, text=True, timeout=60
     )
@@ -152,7 +152,7 @@ def test_the_shell_is_given_a_script_that_completes(shell):
         ("roll env li", ["list"]),
     ],
 )
-def test_commands_and_options_are_completed(words, completed):
+def test_cli_init_commands_and_options_are_completed(words, completed):
     environment = {
         **os.environ,
         "_ROLL_COMPLETE": "bash_complete",
@@ -164,7 +164,7 @@ def test_commands_and_options_are_completed(words, completed):
 
 
 @pytest.mark.parametrize(("words", "completed"), [("roll train ex", "file,ex"), ("roll resume ru", "dir,ru")])
-def test_configurations_and_runs_are_completed_as_paths(words, completed):
+def test_cli_init_configurations_and_runs_are_completed_as_paths(words, completed):
     environment = {**os.environ, "_ROLL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "2"}
     done = subprocess.run(ROLL, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == [completed], done.stderr

@@ -40,25 +40,25 @@ def run_dir(tmp_path):
     return tmp_path / "runs" / "x"
 
 
-def test_a_user_error_is_its_message_alone_and_2(capsys):
+def test_cli_main_a_user_error_is_its_message_alone_and_2(capsys):
     assert end(ConfigError("say this")) == 2
     assert capsys.readouterr().err == "Error: say this\n"
 
 
-def test_the_package_is_the_command_too():
+def test_cli_main_the_package_is_the_command_too():
     done = subprocess.run(
         [sys.executable, "-m", "roll", "train", "none.yaml"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and done.stderr.startswith("Error: ") and "none.yaml" in done.stderr
 
 
-def test_a_user_error_among_several_failures_is_the_one_shown(capsys):
+def test_cli_main_a_user_error_among_several_failures_is_the_one_shown(capsys):
     group = ExceptionGroup("tasks", [InfraError("boom"), ExceptionGroup("inner", [ConfigError("say this")])])
     assert end(group) == 2
     assert capsys.readouterr().err == "Error: say this\n"
 
 
-def test_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_dir):
+def test_cli_main_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_dir):
     assert end(TrainingDivergedError("loss is nan"), Session(run_dir=run_dir)) == 1
     shown = capsys.readouterr().err
     assert shown.startswith("Error: loss is nan\nDetails: ")
@@ -76,7 +76,7 @@ def test_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_dir):
     ],
     ids=["examples", "examples-and-answers", "nothing"],
 )
-def test_eval_fails_only_where_answers_were_asked_for_and_none_came(capsys, monkeypatch, found, code, said):
+def test_cli_main_eval_fails_only_where_answers_were_asked_for_and_none_came(capsys, monkeypatch, found, code, said):
     monkeypatch.setattr("roll.pipelines.commands.evaluate", lambda config, model: found)
     monkeypatch.setattr("roll.process_environment.prepare_environment", lambda: None)
     assert run(["eval", str(QUICKSTART.with_name("sft.yaml"))]) == code
@@ -85,19 +85,19 @@ def test_eval_fails_only_where_answers_were_asked_for_and_none_came(capsys, monk
     assert shown.err == said
 
 
-def test_a_failed_run_that_was_saved_says_how_to_go_on(capsys, run_dir):
+def test_cli_main_a_failed_run_that_was_saved_says_how_to_go_on(capsys, run_dir):
     (run_dir / "checkpoints" / "step-000003").mkdir()
     assert end(TrainingDivergedError("loss is nan"), Session(run_dir=run_dir)) == 1
     assert capsys.readouterr().err.endswith(f"roll resume {run_dir}\n")
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
-def test_a_signal_has_its_usual_code_also_where_nobody_reads(name, code, monkeypatch):
+def test_cli_main_a_signal_has_its_usual_code_also_where_nobody_reads(name, code, monkeypatch):
     monkeypatch.setattr("sys.stderr", open("/dev/full", "w"))  # noqa: SIM115
     assert end(Interrupted(name)) == code
 
 
-def test_an_unexpected_error_is_short_on_the_screen_and_whole_in_a_file(capsys, tmp_path, monkeypatch):
+def test_cli_main_an_unexpected_error_is_short_on_the_screen_and_whole_in_a_file(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert end(KeyError("first line\nsecond line")) == 1
     shown = capsys.readouterr().err
@@ -109,30 +109,30 @@ def test_an_unexpected_error_is_short_on_the_screen_and_whole_in_a_file(capsys, 
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_disk_that_cannot_be_written_is_the_users_to_mend(capsys, code):
+def test_cli_main_a_disk_that_cannot_be_written_is_the_users_to_mend(capsys, code):
     assert end(OSError(code, os.strerror(code), "/some/file")) == 2
     assert "'/some/file'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort(), Interrupted("SIGINT")])
-def test_ctrl_c_says_how_to_go_on_and_130(capsys, run_dir, error):
+def test_cli_main_ctrl_c_says_how_to_go_on_and_130(capsys, run_dir, error):
     assert end(error, Session(run_dir=run_dir)) == 130
     assert f"roll resume {run_dir}" in capsys.readouterr().err
 
 
-def test_sigterm_is_143(capsys):
+def test_cli_main_sigterm_is_143(capsys):
     assert end(Interrupted("SIGTERM")) == 143
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
-def test_wrong_usage_is_2(capsys):
+def test_cli_main_wrong_usage_is_2(capsys):
     assert run(["train"]) == 2
     assert "Missing argument 'FILE'" in capsys.readouterr().err
     assert run(["trian", "x"]) == 2
     assert "train" in capsys.readouterr().err
 
 
-def test_version_and_help_are_0(capsys):
+def test_cli_main_version_and_help_are_0(capsys):
     assert run(["--version"]) == 0
     assert re.fullmatch(r"roll \d+\.\d+.*\n", capsys.readouterr().out)
     assert run(["--help"]) == 0
@@ -155,21 +155,21 @@ def imported_by(*arguments: str) -> tuple[int, set[str], float]:
     return int(code), {module.partition(".")[0] for module in modules}, float(loops)
 
 
-def test_help_answers_at_once():
+def test_cli_main_help_answers_at_once():
     code, modules, loops = imported_by("--help")
     assert code == 0
     assert not modules & (HEAVY | {"pydantic", "yaml", "rich"})
     assert loops < 25  # about 4
 
 
-def test_a_misspelt_key_answers_at_once():
+def test_cli_main_a_misspelt_key_answers_at_once():
     code, modules, loops = imported_by("train", str(QUICKSTART), "training.lerning_rate=1")
     assert code == 2
     assert not modules & HEAVY
     assert loops < 100  # about 25
 
 
-def test_a_wrong_change_to_a_run_answers_at_once(tmp_path):
+def test_cli_main_a_wrong_change_to_a_run_answers_at_once(tmp_path):
     from roll.config.load import dump_yaml, load_config
 
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
@@ -181,7 +181,7 @@ def test_a_wrong_change_to_a_run_answers_at_once(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"config.yaml"}
 
 
-def test_importing_roll_imports_nothing_else():
+def test_cli_main_importing_roll_imports_nothing_else():
     program = "import sys; before = set(sys.modules); import roll; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     imported = {name.partition(".")[0] for name in done.stdout.split()}
@@ -189,7 +189,7 @@ def test_importing_roll_imports_nothing_else():
     assert not {name for name in done.stdout.split() if name.startswith("roll.")}
 
 
-def test_the_package_offers_what_it_says():
+def test_cli_main_the_package_offers_what_it_says():
     import roll
 
     assert set(roll.__all__) <= set(dir(roll))
@@ -200,7 +200,7 @@ def test_the_package_offers_what_it_says():
         roll.trian  # noqa: B018
 
 
-def test_config_show_prints_what_loads_again(capsys, tmp_path):
+def test_cli_main_config_show_prints_what_loads_again(capsys, tmp_path):
     assert run(["config", "show", str(QUICKSTART), "seed=7"]) == 0
     (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
     from roll.config.load import load_config
@@ -208,21 +208,23 @@ def test_config_show_prints_what_loads_again(capsys, tmp_path):
     assert load_config(tmp_path / "again.yaml") == load_config(QUICKSTART, ["seed=7"])
 
 
-def test_config_schema_prints_json(capsys):
+def test_cli_main_config_schema_prints_json(capsys):
     import json
 
     assert run(["config", "schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "RLVRConfig"
 
 
-def test_config_explain_prints_or_refuses(capsys):
+def test_cli_main_config_explain_prints_or_refuses(capsys):
     assert run(["config", "explain", "training.learning_rate"]) == 0
     assert "Peak learning rate" in capsys.readouterr().out
     assert run(["config", "explain", "training.lerning_rate"]) == 2
     assert "Did you mean 'learning_rate'?" in capsys.readouterr().err
 
 
-def test_cli_an_interrupt_while_the_end_waits_ends_at_once_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_main_cli_an_interrupt_while_the_end_waits_ends_at_once_with_the_same_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended: list[int] = []
 
     class Ended(BaseException):

@@ -14,7 +14,7 @@ beta: 0.04
 """
 
 
-def test_what_is_printed_is_a_configuration(tmp_path: Path, capsys):
+def test_cli_migration_what_is_printed_is_a_configuration(tmp_path: Path, capsys):
     (tmp_path / "trl.yaml").write_text(TRL)
     assert run(["config", "from-trl", str(tmp_path / "trl.yaml"), "--processes", "2"]) == 0
     out, err = capsys.readouterr()
@@ -23,7 +23,7 @@ def test_what_is_printed_is_a_configuration(tmp_path: Path, capsys):
     assert "beta=0.04: algorithm.kl.coefficient=0.04" in err
 
 
-def test_a_file_is_never_overwritten(tmp_path: Path, capsys):
+def test_cli_migration_a_file_is_never_overwritten(tmp_path: Path, capsys):
     (tmp_path / "verl.sh").write_text("trainer.total_training_steps=5")
     target = tmp_path / "roll.yaml"
     command = ["config", "from-verl", str(tmp_path / "verl.sh"), "-o", str(target)]
@@ -35,7 +35,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path, capsys):
     assert target.read_text() == written
 
 
-def test_a_script_of_trl_is_converted_with_what_its_user_says_of_it(tmp_path: Path, capsys):
+def test_cli_migration_a_script_of_trl_is_converted_with_what_its_user_says_of_it(tmp_path: Path, capsys):
     (tmp_path / "train.py").write_text(
         "SFTTrainer('some/model', SFTConfig(learning_rate=lr, max_steps=3), train_dataset=load_dataset('some/set'))"
     )

@@ -26,7 +26,7 @@ def write(path: Path, rows: list[Any]) -> str:
     return str(path)
 
 
-def test_a_table_a_summary_and_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_a_table_a_summary_and_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "answers.jsonl", [GOOD[0], "", *GOOD[1:]])
     assert run(["reward", "test", file, "-r", "math", "-j", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -43,7 +43,7 @@ def test_a_table_a_summary_and_success(tmp_path: Path, capsys: pytest.CaptureFix
     assert "correct 2, wrong 1, unfinished 1" in summary
 
 
-def test_what_comes_out_otherwise_than_expected_is_told_and_fails(
+def test_cli_reward_test_what_comes_out_otherwise_than_expected_is_told_and_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "a.jsonl", [GOOD[0], {**GOOD[1], "expected": True}])
@@ -52,7 +52,9 @@ def test_what_comes_out_otherwise_than_expected_is_told_and_fails(
     assert "wrong (expected: true)" in out and "1 of 2 came out as expected; not lines 2" in out
 
 
-def test_reward_test_says_which_keys_may_have_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_says_which_keys_may_have_the_reference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write(tmp_path / "a.jsonl", [{"response": "7", "solution": "7"}])
     assert run(["reward", "test", file, "-r", "math"]) == 2
     said = capsys.readouterr().err
@@ -60,7 +62,7 @@ def test_reward_test_says_which_keys_may_have_the_reference(tmp_path: Path, caps
     assert "must be called answer or reference or ground_truth. The line also has 'solution'." in said
 
 
-def test_reward_test_marks_answers_of_which_only_the_end_is_shown(
+def test_cli_reward_test_marks_answers_of_which_only_the_end_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short, long = "x" * 40, "y" * 41
@@ -70,7 +72,7 @@ def test_reward_test_marks_answers_of_which_only_the_end_is_shown(
     assert rows[0].endswith(f"  {'x' * 40}") and rows[1].endswith(f"  …{'y' * 39}")
 
 
-def test_json_lines_for_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_json_lines_for_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "a.jsonl", GOOD)
     weighted = "{type: exact, weight: 0, name: same}"
     assert run(["reward", "test", file, "-r", "math", "-r", weighted, "--json", "--limit", "2"]) == 0
@@ -80,7 +82,7 @@ def test_json_lines_for_other_programs(tmp_path: Path, capsys: pytest.CaptureFix
     assert second["value"] == 0.0 and second["as_expected"] is True
 
 
-def test_one_that_cannot_be_scored_is_told_and_the_others_are(
+def test_cli_reward_test_one_that_cannot_be_scored_is_told_and_the_others_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [
@@ -94,7 +96,9 @@ def test_one_that_cannot_be_scored_is_told_and_the_others_are(
     assert "2 answers, 1 scored" in out
 
 
-def test_why_answers_were_not_scored_is_said_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_why_answers_were_not_scored_is_said_in_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(
         "def reward(text, answer, metadata):\n    pass\n\nclass Scorer:\n    def __call__(self, *given): ...\n"
@@ -116,7 +120,9 @@ def configuration(tmp_path: Path, domains: list[str]) -> str:
     return write(tmp_path / "config.yaml", [yaml.safe_dump(config)])
 
 
-def test_a_configurations_rewards_are_used_by_domain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_a_configurations_rewards_are_used_by_domain(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = configuration(tmp_path, ["sums", "texts"])
     rows = [
         {"response": "It is 7", "answer": "7", "domain": "sums", "expected": True},
@@ -143,7 +149,7 @@ def test_a_configurations_rewards_are_used_by_domain(tmp_path: Path, capsys: pyt
         ({"response": "7"}, "line 2: there is no 'answer', but the reward 'math' compares with it"),
     ],
 )
-def test_a_malformed_line_is_told_by_its_number(
+def test_cli_reward_test_a_malformed_line_is_told_by_its_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Any, words: str
 ) -> None:
     file = write(tmp_path / "a.jsonl", [GOOD[0], row])
@@ -165,14 +171,14 @@ def test_a_malformed_line_is_told_by_its_number(
         (["-c", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )
-def test_mistakes_on_the_command_line_are_one_message(
+def test_cli_reward_test_mistakes_on_the_command_line_are_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert run(["reward", "test", write(tmp_path / "a.jsonl", GOOD), *arguments]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reward", "test", str(tmp_path / "none.jsonl"), "-r", "math"]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
     assert run(["reward", "test", write(tmp_path / "empty.jsonl", []), "-r", "math"]) == 2
@@ -182,7 +188,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "is not UTF-8 text" in capsys.readouterr().err
 
 
-def test_a_domain_must_be_named_where_there_are_several(tmp_path: Path) -> None:
+def test_cli_reward_test_a_domain_must_be_named_where_there_are_several(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.jsonl", [{"response": "7"}]))
     with pytest.raises(DataError, match="names no 'domain', and there are several rewards: choose one of 'a', 'b'"):
         list(read_answers(file, ["a", "b"], words_as_tokens, None))
@@ -191,14 +197,16 @@ def test_a_domain_must_be_named_where_there_are_several(tmp_path: Path) -> None:
         list(read_answers(file, ["sums", "b"], words_as_tokens, None))
 
 
-def test_further_keys_are_metadata_and_words_stand_in_for_tokens(tmp_path: Path) -> None:
+def test_cli_reward_test_further_keys_are_metadata_and_words_stand_in_for_tokens(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.jsonl", [GOOD[3]]))
     (line,) = read_answers(file, [""], words_as_tokens, None)
     assert dict(line.rollout.prompt.metadata) == {"extra": "x", "level": 3}
     assert words_as_tokens("a b a c") == [0, 1, 0, 2]
 
 
-def test_penalties_count_words_without_a_model_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_reward_test_penalties_count_words_without_a_model_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write(tmp_path / "a.jsonl", [{"response": "one two three", "expected": -0.5}])
     assert run(["reward", "test", file, "-r", "{type: length, free_tokens: 2, full_tokens: 4}"]) == 0
     assert "lengths are counted in words" in capsys.readouterr().out

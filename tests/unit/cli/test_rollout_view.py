@@ -69,7 +69,9 @@ def _ids(run: RunDirectory, text: str) -> list[str]:
         ("'3 + 1 =' 4.", ["3.1"]),
     ],
 )
-def test_a_filter_takes_the_rollouts_that_it_describes(run: RunDirectory, text: str, expected: list[str]) -> None:
+def test_cli_view_a_filter_takes_the_rollouts_that_it_describes(
+    run: RunDirectory, text: str, expected: list[str]
+) -> None:
     assert _ids(run, text) == expected
 
 
@@ -85,12 +87,12 @@ def test_a_filter_takes_the_rollouts_that_it_describes(run: RunDirectory, text: 
         ("step=1..2..3", "step is a number"),
     ],
 )
-def test_a_malformed_filter_is_refused_with_what_to_write(text: str, message: str) -> None:
+def test_cli_view_a_malformed_filter_is_refused_with_what_to_write(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message.replace(".", r"\.").replace("?", r"\?")):
         parse_filter(text)
 
 
-def test_rows_without_a_value_come_last_in_either_order(run: RunDirectory) -> None:
+def test_cli_view_rows_without_a_value_come_last_in_either_order(run: RunDirectory) -> None:
     rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("step=1"))]
     assert [row.values["reward"] for row in sorted_rows(rows, "reward")] == [0.0, 0.25, 1.0, None]
     assert [row.values["reward"] for row in sorted_rows(rows, "-reward")] == [1.0, 0.25, 0.0, None]
@@ -98,7 +100,7 @@ def test_rows_without_a_value_come_last_in_either_order(run: RunDirectory) -> No
         sorted_rows(rows, "-rewards")
 
 
-def test_where_the_output_is_no_terminal_a_table_is_printed(
+def test_cli_view_where_the_output_is_no_terminal_a_table_is_printed(
     run: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert roll(["view", str(run.path), "--filter", "step=2 kind=train", "--sort", "-reward", "--limit", "2"]) == 0
@@ -118,7 +120,7 @@ def test_where_the_output_is_no_terminal_a_table_is_printed(
         (["{run}", "-s", "nothing"], "rollouts have no 'nothing'"),
     ],
 )
-def test_a_mistake_gets_one_message(
+def test_cli_view_a_mistake_gets_one_message(
     run: RunDirectory, arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert roll(["view", *(part.format(run=run.path) for part in arguments)]) == 2
@@ -126,7 +128,7 @@ def test_a_mistake_gets_one_message(
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really PAR1", b"\x00" * 4096], ids=["empty", "torn", "zeros"])
-def test_a_damaged_file_is_named_and_the_others_are_shown(
+def test_cli_view_a_damaged_file_is_named_and_the_others_are_shown(
     run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.rollouts_path(2).write_bytes(content)
@@ -139,7 +141,7 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(
     assert roll(["view", str(run.path)]) == 2
 
 
-def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_view_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -148,7 +150,7 @@ def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.Ca
     assert "no rollouts that can be read: it has no column 'rollout_id'" in capsys.readouterr().err
 
 
-def test_a_file_of_an_earlier_version_is_shown_without_the_columns_that_it_lacks(run: RunDirectory) -> None:
+def test_cli_view_a_file_of_an_earlier_version_is_shown_without_the_columns_that_it_lacks(run: RunDirectory) -> None:
     import pyarrow.parquet as pq
 
     path = run.rollouts_path(2)
@@ -163,7 +165,7 @@ def test_a_file_of_an_earlier_version_is_shown_without_the_columns_that_it_lacks
     assert len(tokens["token_ids"]) == 3 and tokens["logprobs"] is None
 
 
-def test_what_is_no_regular_file_is_not_opened(run: RunDirectory) -> None:
+def test_cli_view_what_is_no_regular_file_is_not_opened(run: RunDirectory) -> None:
     os.mkfifo(run.rollouts_path(3))
     run.rollouts_path(4).mkdir()
     assert [(file.kind, file.step) for file in rollout_files(run.rollouts_dir)] == [
@@ -173,7 +175,7 @@ def test_what_is_no_regular_file_is_not_opened(run: RunDirectory) -> None:
     ]
 
 
-def test_a_number_that_is_none_comes_last_in_either_order(run: RunDirectory) -> None:
+def test_cli_view_a_number_that_is_none_comes_last_in_either_order(run: RunDirectory) -> None:
     for file in rollout_files(run.rollouts_dir):
         _spoil_file(file.path, "reward", [0.5, math.nan, 1.0, math.nan][: 2 if file.kind == "eval" else 4])
     rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("kind=train"))]
@@ -194,7 +196,7 @@ def test_a_number_that_is_none_comes_last_in_either_order(run: RunDirectory) -> 
         ("components", 1.5),
     ],
 )
-def test_a_column_of_another_type_is_named(
+def test_cli_view_a_column_of_another_type_is_named(
     run: RunDirectory, column: str, cell: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _spoil(run, column, cell)
@@ -209,7 +211,7 @@ def test_a_column_of_another_type_is_named(
         assert "2.0" in said.out and "4.0" not in said.out
 
 
-def test_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
+def test_cli_view_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
     pytest.importorskip("textual")
     from roll.cli.viewing.screen import described
     from roll.cli.viewing.tokens import token_lines
@@ -225,7 +227,7 @@ def test_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
     )
 
 
-def test_a_rollout_that_a_resume_has_dropped_is_said(run: RunDirectory) -> None:
+def test_cli_view_a_rollout_that_a_resume_has_dropped_is_said(run: RunDirectory) -> None:
     (file, *_) = rollout_files(run.rollouts_dir)
     rows = list(file.rows(parse_filter("")))
     write_rollouts(run.rollouts_path(2), 2, [make_group(4, (1.0,))])
@@ -246,7 +248,7 @@ def _spoil_file(path: Path, column: str, cells: Sequence[Any]) -> None:
     pq.write_table(table.set_column(place, column, pa.array(cells)), path)
 
 
-def test_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_view_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config(tmp_path / "runs")
     RunDirectory.create(config.run_dir, config.model_dump(mode="json")).close()
     assert roll(["view", str(config.run_dir)]) == 2
@@ -273,7 +275,7 @@ def _screen(app) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
-async def test_the_screen_lists_filters_and_sorts(run: RunDirectory) -> None:
+async def test_cli_view_the_screen_lists_filters_and_sorts(run: RunDirectory) -> None:
     app = _app(run)
     async with app.run_test(size=(120, 40)) as pilot:
         await _settled(app, pilot)
@@ -289,7 +291,7 @@ async def test_the_screen_lists_filters_and_sorts(run: RunDirectory) -> None:
         assert len(app.rows) == 4  # the list stays as it was
 
 
-async def test_a_rollout_its_group_and_its_tokens_open_and_close(run: RunDirectory) -> None:
+async def test_cli_view_a_rollout_its_group_and_its_tokens_open_and_close(run: RunDirectory) -> None:
     app = _app(run, "step=1")
     async with app.run_test(size=(130, 40)) as pilot:
         await _settled(app, pilot)
@@ -312,7 +314,7 @@ async def test_a_rollout_its_group_and_its_tokens_open_and_close(run: RunDirecto
     assert app.return_code == 0
 
 
-async def test_hostile_text_does_not_act_on_the_terminal_or_the_screen(run: RunDirectory) -> None:
+async def test_cli_view_hostile_text_does_not_act_on_the_terminal_or_the_screen(run: RunDirectory) -> None:
     app = _app(run, "gnp.exe")
     async with app.run_test(size=(160, 40)) as pilot:
         await _settled(app, pilot)
@@ -329,7 +331,7 @@ async def test_hostile_text_does_not_act_on_the_terminal_or_the_screen(run: RunD
         )
 
 
-async def test_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDirectory) -> None:
+async def test_cli_view_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDirectory) -> None:
     write_rollouts(run.rollouts_path(3), 3, [_saying(make_group(6), "begin " + "\x1b[31mx" * 1_700_000)])
     app = _app(run, "step=3")
     async with app.run_test(size=(120, 40)) as pilot:
@@ -342,7 +344,7 @@ async def test_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDi
         assert len(text) < 100_000 and "and 10180006 characters" in text
 
 
-async def test_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: RunDirectory) -> None:
+async def test_cli_view_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: RunDirectory) -> None:
     tiny_model.write_tiny_model(tmp_path / "no-model")
     app = _app(run, "step=1")
     async with app.run_test(size=(120, 40)) as pilot:
@@ -352,7 +354,7 @@ async def test_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: RunDirect
         assert "Tokens are shown by their numbers" not in _screen(app)
 
 
-async def test_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_path: Path, run: RunDirectory) -> None:
+async def test_cli_view_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_path: Path, run: RunDirectory) -> None:
     tiny_model.write_tiny_model(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "tokenizer.json").rename(run.tokenizer_path)
     app = _app(run, "step=1")
@@ -363,7 +365,7 @@ async def test_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_path: Pat
         assert "Tokens are shown by their numbers" not in _screen(app)
 
 
-async def test_a_damaged_file_leaves_the_others_readable(run: RunDirectory) -> None:
+async def test_cli_view_a_damaged_file_leaves_the_others_readable(run: RunDirectory) -> None:
     run.rollouts_path(2).write_bytes(b"torn")
     app = _app(run)
     async with app.run_test(size=(200, 40)) as pilot:
@@ -372,7 +374,7 @@ async def test_a_damaged_file_leaves_the_others_readable(run: RunDirectory) -> N
         assert "step-000002.parquet" in _screen(app)
 
 
-def test_only_files_of_rollouts_are_read(run: RunDirectory) -> None:
+def test_cli_view_only_files_of_rollouts_are_read(run: RunDirectory) -> None:
     for name in ("notes.parquet", "step-x.parquet", ".step-000009.parquet.tmp"):
         (run.rollouts_dir / name).write_bytes(b"")
     assert [(file.kind, file.step) for file in rollout_files(run.rollouts_dir)] == [

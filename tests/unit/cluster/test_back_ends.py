@@ -48,7 +48,7 @@ def with_backend(name: str) -> dict[str, Any]:
     return RUN | {"training": {"num_steps": 1, "backend": name}}
 
 
-def test_an_unknown_name_is_refused_when_the_configuration_is_loaded() -> None:
+def test_cluster_backend_an_unknown_name_is_refused_when_the_configuration_is_loaded() -> None:
     with pytest.raises(
         ConfigError, match=r"'troch'\. Did you mean 'torch'\? Known: deepspeed, megatron, torch, path/to/file"
     ):
@@ -57,7 +57,7 @@ def test_an_unknown_name_is_refused_when_the_configuration_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "deepspeed", "megatron"])
-def test_every_back_end_takes_what_a_group_of_ranks_passes_on(name: str) -> None:
+def test_cluster_backend_every_back_end_takes_what_a_group_of_ranks_passes_on(name: str) -> None:
     made = TRAINERS.get(name)
     for method in (name for name in vars(TrainBackend) if not name.startswith("_")):
         asked, own = (list(inspect.signature(getattr(of, method)).parameters) for of in (TrainBackend, made))
@@ -65,7 +65,7 @@ def test_every_back_end_takes_what_a_group_of_ranks_passes_on(name: str) -> None
 
 
 @pytest.mark.parametrize("backend", ["echo", f"{__file__}:Echo"])
-async def test_a_back_end_of_the_users_runs_the_trainer(backend: str) -> None:
+async def test_cluster_backend_a_back_end_of_the_users_runs_the_trainer(backend: str) -> None:
     TRAINERS.register("echo", f"{__name__}:Echo")
     training = TrainingConfig(num_steps=1, backend=backend)
     group = await LocalCluster().start_trainer(
@@ -91,7 +91,7 @@ async def test_a_back_end_of_the_users_runs_the_trainer(backend: str) -> None:
         ("", "train back-end: 'mine_as_rank.py' has no 'Mine'"),
     ],
 )
-def test_a_back_end_of_the_users_that_is_wrong_is_named_before_a_run(
+def test_cluster_backend_a_back_end_of_the_users_that_is_wrong_is_named_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -100,7 +100,7 @@ def test_a_back_end_of_the_users_that_is_wrong_is_named_before_a_run(
     assert any(words in problem for problem in found), found
 
 
-def test_choosing_by_name_imports_no_torch() -> None:
+def test_cluster_backend_choosing_by_name_imports_no_torch() -> None:
     code = "import sys; from roll.config.load import load_config; from roll.config.training import TRAINERS; "
     code += "assert 'torch' in TRAINERS and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

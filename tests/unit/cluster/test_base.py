@@ -21,7 +21,7 @@ class Role:
         self._closed.append(self.name)
 
 
-def test_roles_start_at_the_same_time_and_are_closed_the_last_one_first() -> None:
+def test_cluster_roles_start_at_the_same_time_and_are_closed_the_last_one_first() -> None:
     closed: list[str] = []
     second_is_there = asyncio.Event()
 
@@ -46,7 +46,7 @@ def test_roles_start_at_the_same_time_and_are_closed_the_last_one_first() -> Non
     assert closed == ["second", "first"]
 
 
-def test_what_started_is_closed_when_another_role_fails() -> None:
+def test_cluster_what_started_is_closed_when_another_role_fails() -> None:
     closed: list[str] = []
     release = asyncio.Event()
 
@@ -67,7 +67,7 @@ def test_what_started_is_closed_when_another_role_fails() -> None:
     assert closed == ["slow"]
 
 
-def test_what_started_is_closed_when_the_start_is_cancelled() -> None:
+def test_cluster_what_started_is_closed_when_the_start_is_cancelled() -> None:
     closed: list[str] = []
 
     async def quick() -> Role:

@@ -29,26 +29,26 @@ async def pool() -> AsyncIterator[LocalWorkerPool]:
     await pool.close()
 
 
-async def test_it_is_a_worker_pool_and_runs_functions_in_other_processes(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_it_is_a_worker_pool_and_runs_functions_in_other_processes(pool: LocalWorkerPool) -> None:
     assert isinstance(pool, WorkerPool)
     assert await pool.submit(operator.add, 2, 3, time_limit_s=20) == 5
     assert await pool.submit(os.getpid, time_limit_s=20) != os.getpid()
     assert pool.health() == {"workers": 2, "busy": 0, "restarts": 0, "timeouts": 0}
 
 
-async def test_a_worker_stays_warm_between_calls(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_a_worker_stays_warm_between_calls(pool: LocalWorkerPool) -> None:
     pids = {await pool.submit(os.getpid, time_limit_s=20) for _ in range(5)}
     assert len(pids) == 1
 
 
-async def test_workers_import_neither_torch_nor_transformers(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_workers_import_neither_torch_nor_transformers(pool: LocalWorkerPool) -> None:
     assert await pool.submit(score_math, "It is 7.", "7", "auto", time_limit_s=20) == (True, "correct")
     loaded = await pool.submit(eval, "sorted(__import__('sys').modules)", time_limit_s=20)
     assert "roll.rewards.math" in loaded and "math_verify" in loaded
     assert not {"torch", "transformers", "datasets", "ray", "vllm"} & set(loaded)
 
 
-async def test_an_exception_of_the_function_comes_back_with_its_place(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_an_exception_of_the_function_comes_back_with_its_place(pool: LocalWorkerPool) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         await pool.submit(eval, "1/0", time_limit_s=20)
     assert caught.value.__notes__ == ["<string>:1"]
@@ -57,14 +57,14 @@ async def test_an_exception_of_the_function_comes_back_with_its_place(pool: Loca
         await pool.submit(exec, "from roll.errors import DataError\nraise DataError('no brackets')", time_limit_s=20)
 
 
-async def test_a_function_that_asks_its_process_to_end_fails_like_any_other(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_a_function_that_asks_its_process_to_end_fails_like_any_other(pool: LocalWorkerPool) -> None:
     with pytest.raises(RuntimeError, match="asked its process to end: 4") as caught:
         await pool.submit(exec, "import sys; sys.exit(4)", time_limit_s=20)
     assert caught.value.__notes__ == ["<string>:1"]
     assert pool.health()["restarts"] == 0
 
 
-async def test_an_exception_that_cannot_travel_is_described(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_an_exception_that_cannot_travel_is_described(pool: LocalWorkerPool) -> None:
     program = "class Odd(Exception):\n def __init__(self, a, b): super().__init__(a)\nraise Odd('broken', 1)"
     with pytest.raises(RuntimeError, match="Odd: broken"):
         await pool.submit(exec, program, {}, time_limit_s=20)
@@ -73,13 +73,13 @@ async def test_an_exception_that_cannot_travel_is_described(pool: LocalWorkerPoo
     assert await pool.submit(operator.add, 1, 1, time_limit_s=20) == 2
 
 
-async def test_a_timeout_that_the_function_raises_is_not_the_pools(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_a_timeout_that_the_function_raises_is_not_the_pools(pool: LocalWorkerPool) -> None:
     with pytest.raises(RuntimeError, match="exec raised TimeoutError: the judge's server"):
         await pool.submit(exec, 'raise TimeoutError("the judge\'s server")', time_limit_s=20)
     assert pool.health()["timeouts"] == 0
 
 
-async def test_a_hanging_call_is_ended_and_holds_no_other_back(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_a_hanging_call_is_ended_and_holds_no_other_back(pool: LocalWorkerPool) -> None:
     await asyncio.gather(*(pool.submit(time.sleep, 0.2, time_limit_s=20) for _ in range(2)))  # both started
     hanging = asyncio.create_task(pool.submit(time.sleep, 1000, time_limit_s=2.0))
     others = [await pool.submit(operator.mul, i, i, time_limit_s=20) for i in range(20)]
@@ -92,14 +92,14 @@ async def test_a_hanging_call_is_ended_and_holds_no_other_back(pool: LocalWorker
     ]
 
 
-async def test_code_that_cannot_be_interrupted_is_ended(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_code_that_cannot_be_interrupted_is_ended(pool: LocalWorkerPool) -> None:
     """A catastrophic pattern holds the interpreter's lock; only SIGKILL ends it."""
     with pytest.raises(TimeoutError):
         await pool.submit(exec, "import re; re.search('(a+)+$', 'a' * 60 + 'b')", {}, time_limit_s=0.5)
     assert await pool.submit(operator.add, 1, 1, time_limit_s=20) == 2
 
 
-async def test_the_time_limit_does_not_count_starting_and_importing() -> None:
+async def test_worker_pool_the_time_limit_does_not_count_starting_and_importing() -> None:
     pool = LocalWorkerPool(1)
     try:  # starting and importing math-verify takes far longer than this limit
         assert await pool.submit(score_math, "7", "7", "auto", time_limit_s=0.1) == (True, "correct")
@@ -115,14 +115,16 @@ async def test_the_time_limit_does_not_count_starting_and_importing() -> None:
         ("import os, sys; print('out of luck', file=sys.stderr, flush=True); os._exit(4)", "code 4: out of luck"),
     ],
 )
-async def test_a_dying_worker_is_reported_and_replaced(pool: LocalWorkerPool, program: str, words: str) -> None:
+async def test_worker_pool_a_dying_worker_is_reported_and_replaced(
+    pool: LocalWorkerPool, program: str, words: str
+) -> None:
     with pytest.raises(WorkerDiedError, match=words):
         await pool.submit(exec, program, {}, time_limit_s=20)
     assert await pool.submit(operator.add, 1, 1, time_limit_s=20) == 2
     assert pool.health() == {"workers": 2, "busy": 0, "restarts": 1, "timeouts": 0}
 
 
-async def test_a_worker_that_died_while_idle_costs_no_call(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_a_worker_that_died_while_idle_costs_no_call(pool: LocalWorkerPool) -> None:
     pid = await pool.submit(os.getpid, time_limit_s=20)
     (worker,) = [w for w in pool._workers if w._process is not None and w._process.pid == pid]
     os.kill(pid, signal.SIGKILL)
@@ -131,18 +133,18 @@ async def test_a_worker_that_died_while_idle_costs_no_call(pool: LocalWorkerPool
     assert pool.health()["restarts"] == 1
 
 
-async def test_what_a_function_prints_does_not_disturb_its_result(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_what_a_function_prints_does_not_disturb_its_result(pool: LocalWorkerPool) -> None:
     program = "import sys, os; print('x' * 100_000); os.write(1, b'raw'); sys.stderr.write('err')"
     for _ in range(3):
         assert await pool.submit(exec, program, {}, time_limit_s=20) is None
 
 
-async def test_large_arguments_and_results_travel(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_large_arguments_and_results_travel(pool: LocalWorkerPool) -> None:
     text = "é" * 3_000_000
     assert await pool.submit(operator.add, text, "!", time_limit_s=60) == text + "!"
 
 
-async def test_memory_is_limited() -> None:
+async def test_worker_pool_memory_is_limited() -> None:
     pool = LocalWorkerPool(1, memory_limit_bytes=512 * 2**20)
     try:
         with pytest.raises(MemoryError):
@@ -152,7 +154,7 @@ async def test_memory_is_limited() -> None:
         await pool.close()
 
 
-async def test_a_cancelled_call_frees_its_worker() -> None:
+async def test_worker_pool_a_cancelled_call_frees_its_worker() -> None:
     pool = LocalWorkerPool(1)
     try:
         pid = await pool.submit(os.getpid, time_limit_s=20)
@@ -167,7 +169,7 @@ async def test_a_cancelled_call_frees_its_worker() -> None:
         await pool.close()
 
 
-async def test_an_idle_worker_uses_no_cpu(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_an_idle_worker_uses_no_cpu(pool: LocalWorkerPool) -> None:
     idle = psutil.Process(await pool.submit(os.getpid, time_limit_s=20))
     first = asyncio.create_task(pool.submit(time.sleep, 0.5, time_limit_s=20))
     second = asyncio.create_task(pool.submit(time.sleep, 0.5, time_limit_s=20))
@@ -177,7 +179,7 @@ async def test_an_idle_worker_uses_no_cpu(pool: LocalWorkerPool) -> None:
     assert sum(idle.cpu_times()[:2]) - before <= 0.03
 
 
-async def test_closing_ends_calls_and_every_process_also_grandchildren() -> None:
+async def test_worker_pool_closing_ends_calls_and_every_process_also_grandchildren() -> None:
     pool = LocalWorkerPool(2)
     program = "import subprocess; subprocess.Popen(['sleep', '1000']).wait()"
     calls = [asyncio.create_task(pool.submit(exec, program, {}, time_limit_s=1000)) for _ in range(5)]
@@ -196,7 +198,7 @@ async def test_closing_ends_calls_and_every_process_also_grandchildren() -> None
         await pool.submit(operator.add, 1, 1, time_limit_s=20)
 
 
-async def test_closing_while_a_worker_starts_leaves_nothing() -> None:
+async def test_worker_pool_closing_while_a_worker_starts_leaves_nothing() -> None:
     pool = LocalWorkerPool(3)
     before = set(psutil.Process().children(recursive=True))
     calls = [asyncio.create_task(pool.submit(os.getpid, time_limit_s=20)) for _ in range(3)]
@@ -207,7 +209,7 @@ async def test_closing_while_a_worker_starts_leaves_nothing() -> None:
     assert not alive
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_worker_pool_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent("""

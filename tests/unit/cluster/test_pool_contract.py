@@ -39,7 +39,7 @@ async def pool(request: pytest.FixtureRequest) -> AsyncIterator[WorkerPool]:
     await made.close()
 
 
-async def test_it_runs_functions_in_other_processes(pool: WorkerPool) -> None:
+async def test_worker_pool_it_runs_functions_in_other_processes(pool: WorkerPool) -> None:
     assert isinstance(pool, WorkerPool)
     assert await pool.submit(operator.add, 2, 3, time_limit_s=60) == 5
     assert await pool.submit(os.getpid, time_limit_s=60) != os.getpid()
@@ -47,7 +47,7 @@ async def test_it_runs_functions_in_other_processes(pool: WorkerPool) -> None:
     assert pool.health() == {"workers": 2, "busy": 0, "restarts": 0, "timeouts": 0}
 
 
-async def test_workers_compute_at_the_same_time(pool: WorkerPool, tmp_path: Path) -> None:
+async def test_worker_pool_workers_compute_at_the_same_time(pool: WorkerPool, tmp_path: Path) -> None:
     """Each ends only once the other has begun."""
     here, there = (str(tmp_path / name) for name in "ab")
     meets = "import os, time\nopen({!r}, 'w').close()\nwhile not os.path.exists({!r}): time.sleep(0.005)"
@@ -55,7 +55,7 @@ async def test_workers_compute_at_the_same_time(pool: WorkerPool, tmp_path: Path
     await asyncio.gather(*(pool.submit(exec, call, {}, time_limit_s=60) for call in calls))
 
 
-async def test_errors_of_the_function_come_back_as_they_are(pool: WorkerPool) -> None:
+async def test_worker_pool_errors_of_the_function_come_back_as_they_are(pool: WorkerPool) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         await pool.submit(eval, "1/0", time_limit_s=60)
     assert caught.value.__notes__ == ["<string>:1"]
@@ -66,7 +66,7 @@ async def test_errors_of_the_function_come_back_as_they_are(pool: WorkerPool) ->
     assert pool.health()["restarts"] == 0
 
 
-async def test_a_hanging_call_is_ended_and_counted(pool: WorkerPool) -> None:
+async def test_worker_pool_a_hanging_call_is_ended_and_counted(pool: WorkerPool) -> None:
     with pytest.raises(TimeoutError, match=r"sleep took longer than 0\.3 s"):
         await pool.submit(time.sleep, 1000, time_limit_s=0.3)
     assert await asyncio.gather(*(pool.submit(operator.add, i, 1, time_limit_s=60) for i in range(9))) == [
@@ -75,14 +75,14 @@ async def test_a_hanging_call_is_ended_and_counted(pool: WorkerPool) -> None:
     assert pool.health() == {"workers": 2, "busy": 0, "restarts": 1, "timeouts": 1}
 
 
-async def test_a_dying_worker_is_reported_and_replaced(pool: WorkerPool) -> None:
+async def test_worker_pool_a_dying_worker_is_reported_and_replaced(pool: WorkerPool) -> None:
     with pytest.raises(WorkerDiedError, match="code 3"):
         await pool.submit(exec, "import os; os._exit(3)", {}, time_limit_s=60)
     assert await pool.submit(operator.add, 1, 1, time_limit_s=60) == 2
     assert pool.health()["restarts"] == 1
 
 
-async def test_a_cancelled_call_frees_its_worker(pool: WorkerPool) -> None:
+async def test_worker_pool_a_cancelled_call_frees_its_worker(pool: WorkerPool) -> None:
     calls = [asyncio.create_task(pool.submit(time.sleep, 1000, time_limit_s=1000)) for _ in range(2)]
     while pool.health()["busy"] < 2:
         await asyncio.sleep(0)
@@ -92,7 +92,7 @@ async def test_a_cancelled_call_frees_its_worker(pool: WorkerPool) -> None:
     assert await asyncio.gather(*(pool.submit(operator.add, i, 1, time_limit_s=60) for i in range(4))) == [1, 2, 3, 4]
 
 
-async def test_closing_ends_calls_and_refuses_new_ones(pool: WorkerPool) -> None:
+async def test_worker_pool_closing_ends_calls_and_refuses_new_ones(pool: WorkerPool) -> None:
     calls = [asyncio.create_task(pool.submit(time.sleep, 1000, time_limit_s=1000)) for _ in range(4)]
     while pool.health()["busy"] < 2:
         await asyncio.sleep(0)
@@ -104,7 +104,7 @@ async def test_closing_ends_calls_and_refuses_new_ones(pool: WorkerPool) -> None
         await pool.submit(operator.add, 1, 1, time_limit_s=60)
 
 
-async def test_a_pool_beside_it_is_one_of_its_own(pool: WorkerPool) -> None:
+async def test_worker_pool_a_pool_beside_it_is_one_of_its_own(pool: WorkerPool) -> None:
     own = pool.beside(1)
     try:
         assert await own.submit(operator.add, 1, 1, time_limit_s=60) == 2
@@ -115,7 +115,7 @@ async def test_a_pool_beside_it_is_one_of_its_own(pool: WorkerPool) -> None:
 
 
 @pytest.mark.ray
-async def test_a_place_that_dies_is_started_again(ray_here: object) -> None:
+async def test_worker_pool_a_place_that_dies_is_started_again(ray_here: object) -> None:
     import ray
 
     from roll.cluster.ray_pool import RayWorkerPool
@@ -134,7 +134,7 @@ async def test_a_place_that_dies_is_started_again(ray_here: object) -> None:
         await pool.close()
 
 
-async def test_it_keeps_objects_that_are_asked_again(pool: WorkerPool) -> None:
+async def test_worker_pool_it_keeps_objects_that_are_asked_again(pool: WorkerPool) -> None:
     made = [await pool.keep(list, (number,), prepare=(time.time, ())) for number in (1, 2)]
     await made[0].call("append", 3)
     assert [await kept.call("pop") for kept in made] == [3, 2]

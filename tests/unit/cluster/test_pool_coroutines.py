@@ -20,13 +20,15 @@ async def pool() -> AsyncIterator[LocalWorkerPool]:
     await pool.close()
 
 
-async def test_all_calls_wait_at_the_same_time_in_one_process(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_all_calls_wait_at_the_same_time_in_one_process(pool: LocalWorkerPool) -> None:
     calls = [pool.submit(coroutines.together, 16, time_limit_s=20) for _ in range(16)]
     assert await asyncio.gather(*calls) == [16] * 16
     assert pool.health() == {"workers": 1, "busy": 0, "restarts": 0, "timeouts": 0}
 
 
-async def test_errors_come_back_with_their_place_and_its_own_time_out_is_an_error(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_errors_come_back_with_their_place_and_its_own_time_out_is_an_error(
+    pool: LocalWorkerPool,
+) -> None:
     with pytest.raises(ValueError, match="boom") as caught:
         await pool.submit(coroutines.boom, time_limit_s=20)
     assert caught.value.__notes__[0].startswith(coroutines.__file__)
@@ -34,7 +36,9 @@ async def test_errors_come_back_with_their_place_and_its_own_time_out_is_an_erro
         await pool.submit(coroutines.late_by_itself, time_limit_s=20)
 
 
-async def test_a_call_over_its_time_is_cancelled_and_the_others_go_on(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_a_call_over_its_time_is_cancelled_and_the_others_go_on(
+    pool: LocalWorkerPool,
+) -> None:
     before = await pool.submit(coroutines.process, time_limit_s=20)
     with pytest.raises(TimeoutError, match=r"forever took longer than 0\.01 s"):
         await pool.submit(coroutines.forever, time_limit_s=0.01)
@@ -42,7 +46,7 @@ async def test_a_call_over_its_time_is_cancelled_and_the_others_go_on(pool: Loca
     assert pool.health()["timeouts"] == 1
 
 
-async def test_a_call_that_blocks_its_loop_costs_the_process_and_no_more(
+async def test_worker_pool_coroutine_a_call_that_blocks_its_loop_costs_the_process_and_no_more(
     pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
@@ -56,7 +60,7 @@ async def test_a_call_that_blocks_its_loop_costs_the_process_and_no_more(
 
 
 @pytest.mark.parametrize("stuck", [coroutines.stuck, coroutines.stuck_below])
-async def test_the_call_that_blocks_the_loop_is_over_its_time_and_not_those_whose_time_ends_first(
+async def test_worker_pool_coroutine_the_call_that_blocks_the_loop_is_over_its_time_and_not_those_whose_time_ends_first(
     pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch, stuck: Callable[[], Awaitable[None]]
 ) -> None:
     monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
@@ -69,7 +73,7 @@ async def test_the_call_that_blocks_the_loop_is_over_its_time_and_not_those_whos
     assert pool.health()["timeouts"] == 1
 
 
-async def test_a_call_that_cannot_be_cancelled_is_over_its_time_while_its_loop_turns(
+async def test_worker_pool_coroutine_a_call_that_cannot_be_cancelled_is_over_its_time_while_its_loop_turns(
     pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
@@ -81,26 +85,30 @@ async def test_a_call_that_cannot_be_cancelled_is_over_its_time_while_its_loop_t
         await beside
 
 
-async def test_a_call_that_cancels_itself_has_failed_at_once(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_a_call_that_cancels_itself_has_failed_at_once(pool: LocalWorkerPool) -> None:
     with pytest.raises(RuntimeError, match="cancelled by itself: by a library"):
         await pool.submit(coroutines.cancels_itself, time_limit_s=1000)
 
 
-async def test_a_call_that_asks_its_process_to_end_costs_itself_alone(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_a_call_that_asks_its_process_to_end_costs_itself_alone(
+    pool: LocalWorkerPool,
+) -> None:
     before = await pool.submit(coroutines.process, time_limit_s=20)
     with pytest.raises(RuntimeError, match="asked its process to end: 3"):
         await pool.submit(coroutines.leaves, time_limit_s=1000)
     assert await pool.submit(coroutines.process, time_limit_s=20) == before
 
 
-async def test_a_process_that_dies_is_said_and_replaced(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_a_process_that_dies_is_said_and_replaced(pool: LocalWorkerPool) -> None:
     with pytest.raises(WorkerDiedError, match="ended with code 3"):
         await pool.submit(coroutines.die, time_limit_s=20)
     assert await pool.submit(coroutines.process, time_limit_s=20)
     assert pool.health()["restarts"] == 1
 
 
-async def test_a_caller_that_goes_away_takes_its_call_along_and_close_ends_the_rest(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_coroutine_a_caller_that_goes_away_takes_its_call_along_and_close_ends_the_rest(
+    pool: LocalWorkerPool,
+) -> None:
     gone = asyncio.create_task(pool.submit(coroutines.together, 2, time_limit_s=100))
     await pool.submit(coroutines.process, time_limit_s=20)
     gone.cancel()

@@ -43,7 +43,9 @@ async def pid_of(pool: WorkerPool) -> tuple[KeptObject, int]:
     return made, await made.call("__getattribute__", "pid")
 
 
-async def test_an_object_keeps_its_state_between_calls_and_shares_it_with_no_other(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_fork_an_object_keeps_its_state_between_calls_and_shares_it_with_no_other(
+    pool: LocalWorkerPool,
+) -> None:
     first, second = await asyncio.gather(kept(pool, 1), kept(pool, 2))
     await first.call("append", 3)
     assert await first.call("__len__") == 2
@@ -53,7 +55,7 @@ async def test_an_object_keeps_its_state_between_calls_and_shares_it_with_no_oth
     assert await second.call("__len__") == 0  # an error ends nothing
 
 
-async def test_one_that_cannot_be_made_says_why_and_the_next_one_can(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_fork_one_that_cannot_be_made_says_why_and_the_next_one_can(pool: LocalWorkerPool) -> None:
     with pytest.raises(TypeError):
         await pool.keep(int, [], prepare=(time.time, ()))
     assert await (await kept(pool)).call("__len__") == 0
@@ -61,7 +63,7 @@ async def test_one_that_cannot_be_made_says_why_and_the_next_one_can(pool: Local
         await pool.keep(int, 3, prepare=(__import__, ("nowhere",)))
 
 
-async def test_a_crash_ends_one_object_and_says_how(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_fork_a_crash_ends_one_object_and_says_how(pool: LocalWorkerPool) -> None:
     bad = await pool.keep(eval, "__import__('faulthandler')", prepare=(time.time, ()))
     good = await kept(pool, 1)
     with pytest.raises(WorkerDiedError, match=r"its process \(\d+\) ended with signal SIGSEGV"):
@@ -71,7 +73,9 @@ async def test_a_crash_ends_one_object_and_says_how(pool: LocalWorkerPool) -> No
     assert await good.call("pop") == 1
 
 
-async def test_one_that_died_between_calls_is_found_dead_by_the_next_call(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_fork_one_that_died_between_calls_is_found_dead_by_the_next_call(
+    pool: LocalWorkerPool,
+) -> None:
     made = await pool.keep(eval, "__import__('os')", prepare=(time.time, ()))
     os.kill(await made.call("getpid"), signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
@@ -79,7 +83,7 @@ async def test_one_that_died_between_calls_is_found_dead_by_the_next_call(pool: 
         await made.call("getpid")  # the first one may have come before its end was seen
 
 
-async def test_a_cancelled_call_ends_its_object_with_what_it_started(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_fork_a_cancelled_call_ends_its_object_with_what_it_started(pool: LocalWorkerPool) -> None:
     made, child = await pid_of(pool)
     hanging = asyncio.create_task(made.call("wait"))
     other = await kept(pool, 1)
@@ -93,7 +97,7 @@ async def test_a_cancelled_call_ends_its_object_with_what_it_started(pool: Local
     assert await other.call("pop") == 1
 
 
-async def test_a_leak_meets_the_limit_of_memory_of_its_own_process(pool: LocalWorkerPool) -> None:
+async def test_worker_pool_fork_a_leak_meets_the_limit_of_memory_of_its_own_process(pool: LocalWorkerPool) -> None:
     leaking, good = await kept(pool, 1), await kept(pool, 1)
     for _ in range(9):
         await leaking.call("__imul__", 2)  # what it gives back is small
@@ -102,7 +106,7 @@ async def test_a_leak_meets_the_limit_of_memory_of_its_own_process(pool: LocalWo
     assert await good.call("pop") == 1
 
 
-async def test_closing_one_and_closing_the_pool_leave_nothing_running() -> None:
+async def test_worker_pool_fork_closing_one_and_closing_the_pool_leave_nothing_running() -> None:
     others = psutil.Process().children(recursive=True)
     pool = LocalWorkerPool(1)
     (first, one), (_, two) = await pid_of(pool), await pid_of(pool)
@@ -119,7 +123,7 @@ async def test_closing_one_and_closing_the_pool_leave_nothing_running() -> None:
         await kept(pool)
 
 
-def test_when_the_controller_is_killed_all_of_it_ends() -> None:
+def test_worker_pool_fork_when_the_controller_is_killed_all_of_it_ends() -> None:
     script = textwrap.dedent("""
         import asyncio, subprocess, time
         from roll.cluster.pool import LocalWorkerPool

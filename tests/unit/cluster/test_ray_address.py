@@ -37,7 +37,7 @@ def test_ray_address_that_ray_resolves_is_left_to_it(address: str) -> None:
     _check_address(address)
 
 
-def test_ray_workers_do_not_search_the_current_directory_first() -> None:
+def test_ray_address_ray_workers_do_not_search_the_current_directory_first() -> None:
     config = _job_config()
     config._py_driver_sys_path.extend(["/here"])  # as `ray.init` does
     assert not config._py_driver_sys_path

@@ -25,7 +25,7 @@ from roll.errors import InfraError, PlacementError
     ],
     ids=["started here", "joined"],
 )
-def test_what_ray_meets_is_one_message(
+def test_ray_cluster_what_ray_meets_is_one_message(
     monkeypatch: pytest.MonkeyPatch, address: str | None, error: type[Exception], says: str
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:

@@ -15,7 +15,9 @@ from roll.cluster.ray_engines import RayEngine
 from roll.inference import EngineSpec
 
 
-async def test_an_engine_whose_close_is_cancelled_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ray_engine_an_engine_whose_close_is_cancelled_is_ended_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended: list[Any] = []
     actor = SimpleNamespace(call=SimpleNamespace(remote=lambda name: asyncio.sleep(60)))
     options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: actor))
@@ -29,7 +31,9 @@ async def test_an_engine_whose_close_is_cancelled_is_ended_all_the_same(monkeypa
     assert ended == [actor]
 
 
-async def test_an_engine_that_has_not_started_is_ended_without_asking_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ray_engine_an_engine_that_has_not_started_is_ended_without_asking_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ended: list[Any] = []
     actor = SimpleNamespace()  # answers nothing, as one that loads its model
     options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: actor))

@@ -46,26 +46,26 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_trainer, "LONGEST_BEHIND_S", 0.01)
 
 
-async def test_the_first_rank_speaks_for_all_once_all_have_answered() -> None:
+async def test_ray_trainer_the_first_rank_speaks_for_all_once_all_have_answered() -> None:
     group = RayTrainerGroup([Rank("first"), Rank("second")])
     assert await group._call("measure") == "first"
 
 
-async def test_a_state_is_written_once_every_rank_has_written_it() -> None:
+async def test_ray_trainer_a_state_is_written_once_every_rank_has_written_it() -> None:
     """What is published under a rank that still syncs its directory would fail there."""
     group = RayTrainerGroup([Rank(True, True), Rank(False, True)])
     assert not await group.written(wait=False)
     assert await group.written(wait=False)
 
 
-async def test_ranks_that_fail_together_can_go_on() -> None:
+async def test_ray_trainer_ranks_that_fail_together_can_go_on() -> None:
     group = RayTrainerGroup([Rank(ValueError("first"), True), Rank(ValueError("second"), True)])
     with pytest.raises(ValueError, match="first"):
         await group.written(wait=True)
     assert await group.written(wait=True)
 
 
-async def test_a_rank_that_waits_for_one_that_failed_is_asked_nothing_more() -> None:
+async def test_ray_trainer_a_rank_that_waits_for_one_that_failed_is_asked_nothing_more() -> None:
     ranks = [Rank(None, True), Rank(ValueError("a sample lacks what the loss needs"), True)]
     group = RayTrainerGroup(ranks)
     with pytest.raises(ValueError, match="lacks"):
@@ -76,7 +76,7 @@ async def test_a_rank_that_waits_for_one_that_failed_is_asked_nothing_more() -> 
     await group.release(failed=True)  # gets through to whoever sends
 
 
-async def test_a_death_explains_what_other_ranks_met_and_names_the_rank() -> None:
+async def test_ray_trainer_a_death_explains_what_other_ranks_met_and_names_the_rank() -> None:
     ranks = [Rank(RuntimeError("connection closed by peer")), Rank(ActorDiedError())]
     group = RayTrainerGroup(ranks, "policy", ["logs/policy-0.log", "logs/policy-1.log"])
     with pytest.raises(WorkerDiedError) as met:
@@ -85,7 +85,7 @@ async def test_a_death_explains_what_other_ranks_met_and_names_the_rank() -> Non
     assert str(met.value) == said
 
 
-async def test_a_start_that_is_cancelled_ends_ranks_that_load_without_asking_them(
+async def test_ray_trainer_a_start_that_is_cancelled_ends_ranks_that_load_without_asking_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended: list[Any] = []
@@ -103,7 +103,7 @@ async def test_a_start_that_is_cancelled_ends_ranks_that_load_without_asking_the
     assert ended == [rank]
 
 
-def test_an_actor_sends_weights_in_codes_where_its_spec_says_so(
+def test_ray_trainer_an_actor_sends_weights_in_codes_where_its_spec_says_so(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")

@@ -50,7 +50,7 @@ def refusal(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
+def test_config_algorithm_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
     config = AlgorithmConfig(type=name)
     own, plain = leaves(preset(name)), leaves(AlgorithmConfig().model_dump())
     for dotted, value in own.items():
@@ -62,7 +62,7 @@ def test_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_a_preset_survives_being_written_out(name: str, tmp_path: Path) -> None:
+def test_config_algorithm_a_preset_survives_being_written_out(name: str, tmp_path: Path) -> None:
     config = load_config(GUESS, [f"algorithm.type={name}", "algorithm.filters={}"])
     (tmp_path / "resolved.yaml").write_text(dump_yaml(config))
     again = load_config(tmp_path / "resolved.yaml")
@@ -71,7 +71,7 @@ def test_a_preset_survives_being_written_out(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
-def test_the_users_keys_win(name: str) -> None:
+def test_config_algorithm_the_users_keys_win(name: str) -> None:
     own = leaves(preset(name))
     others: dict[str, Any] = {"aggregation": "constant_length", "advantage.clip": 3.0, "reward.scale": 2.0}
     numbers = {k: v for k, v in own.items() if isinstance(v, float) and "drop" not in k}
@@ -85,18 +85,18 @@ def test_the_users_keys_win(name: str) -> None:
         assert at(config, dotted) == value, dotted
 
 
-def test_another_gate_keeps_nothing_of_the_presets() -> None:
+def test_config_algorithm_another_gate_keeps_nothing_of_the_presets() -> None:
     config = AlgorithmConfig.model_validate({"type": "dapo", "gate": {"type": "min_clip"}})
     assert at(config, "gate.high") == 0.28
     config = AlgorithmConfig.model_validate({"type": "dapo", "gate": {"type": "dual_clip"}})
     assert (at(config, "gate.high"), at(config, "gate.bound")) == (0.2, 3.0)
 
 
-def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
+def test_config_algorithm_an_unknown_preset_is_answered_with_the_known_ones() -> None:
     assert "grpo" in refusal("type=grop")
 
 
-def test_presets_are_described() -> None:
+def test_config_algorithm_presets_are_described() -> None:
     assert describe_preset("grpo").startswith("GRPO: group-relative policy optimisation (DeepSeekMath")
 
 
@@ -159,7 +159,7 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_impossible_settings_are_refused_with_the_reason_and_the_fix(name: str) -> None:
+def test_config_algorithm_impossible_settings_are_refused_with_the_reason_and_the_fix(name: str) -> None:
     overrides, reason, fix = IMPOSSIBLE[name]
     text = refusal(*overrides)
     assert reason in text, text
@@ -178,7 +178,7 @@ def test_impossible_settings_are_refused_with_the_reason_and_the_fix(name: str) 
     ],
     ids=" ".join,
 )
-def test_what_a_preset_leaves_behind_is_no_mistake(overrides: list[str], tmp_path: Path) -> None:
+def test_config_algorithm_what_a_preset_leaves_behind_is_no_mistake(overrides: list[str], tmp_path: Path) -> None:
     config = load_config(QUICKSTART, [f"algorithm.{o}" for o in overrides])
     (tmp_path / "resolved.yaml").write_text(dump_yaml(config))
     assert load_config(tmp_path / "resolved.yaml") == config
@@ -202,7 +202,7 @@ def test_what_a_preset_leaves_behind_is_no_mistake(overrides: list[str], tmp_pat
     ],
     ids=" ".join,
 )
-def test_what_can_work_is_accepted_and_stays_as_it_was_said(overrides: list[str]) -> None:
+def test_config_algorithm_what_can_work_is_accepted_and_stays_as_it_was_said(overrides: list[str]) -> None:
     config = load_config(QUICKSTART, overrides)
     for override in overrides:
         dotted, _, said = override.partition("=")
@@ -226,7 +226,9 @@ def test_what_can_work_is_accepted_and_stays_as_it_was_said(overrides: list[str]
     ],
     ids=str,
 )
-def test_truncated_sampling_is_explained_where_it_enters_a_ratio(overrides: list[str], words: str) -> None:
+def test_config_algorithm_truncated_sampling_is_explained_where_it_enters_a_ratio(
+    overrides: list[str], words: str
+) -> None:
     config = load_config(QUICKSTART, overrides)
     note = truncation_note(config.algorithm, config.rollout)
     assert words in note and bool(note) == bool(words)
@@ -243,7 +245,7 @@ def test_truncated_sampling_is_explained_where_it_enters_a_ratio(overrides: list
     ],
     ids=str,
 )
-def test_truncated_sampling_is_refused_where_a_teacher_is_a_reward(
+def test_config_algorithm_truncated_sampling_is_refused_where_a_teacher_is_a_reward(
     rollout: dict[str, Any], distillation: dict[str, Any], refused: bool, noted: bool
 ) -> None:
     given = {
@@ -260,7 +262,7 @@ def test_truncated_sampling_is_refused_where_a_teacher_is_a_reward(
     assert bool(distillation_truncation_note(*settings)) == noted
 
 
-def test_numbers_that_are_none_are_refused() -> None:
+def test_config_algorithm_numbers_that_are_none_are_refused() -> None:
     for value in (float("nan"), float("inf")):
         with pytest.raises(ValidationError, match="finite"):
             AlgorithmConfig.model_validate({"advantage": {"clip": value}})

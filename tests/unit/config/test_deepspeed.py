@@ -15,7 +15,7 @@ from roll.config.training import TRAINERS, TrainingConfig
 from roll.errors import ModelError
 
 
-def test_offloading_needs_a_stage_that_can() -> None:
+def test_config_deepspeed_offloading_needs_a_stage_that_can() -> None:
     assert DeepSpeedConfig().zero_stage == 2
     with pytest.raises(ValidationError, match="offload_optimizer needs a zero_stage from 1 on"):
         DeepSpeedConfig(zero_stage=0, offload_optimizer=True)
@@ -24,7 +24,7 @@ def test_offloading_needs_a_stage_that_can() -> None:
     DeepSpeedConfig(zero_stage=3, offload_optimizer=True, offload_parameters=True)
 
 
-def test_settings_of_a_back_end_that_does_not_run_are_refused() -> None:
+def test_config_deepspeed_settings_of_a_back_end_that_does_not_run_are_refused() -> None:
     settings = DeepSpeedConfig(zero_stage=3)
     TrainingConfig(num_steps=1, backend="deepspeed", deepspeed=settings)
     with pytest.raises(ValidationError, match="only the back-end deepspeed reads this"):
@@ -34,7 +34,7 @@ def test_settings_of_a_back_end_that_does_not_run_are_refused() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="DeepSpeed is installed")
-def test_without_the_package_the_message_names_the_extra(tiny_model: Path) -> None:
+def test_config_deepspeed_without_the_package_the_message_names_the_extra(tiny_model: Path) -> None:
     from roll.training import TrainerSpec
 
     training = TrainingConfig(num_steps=1, backend="deepspeed")

@@ -47,13 +47,13 @@ def value_of(text: str) -> object:
         ("{a: 1}", {"a": 1}),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(text, expected):
+def test_config_document_scalars_are_those_of_yaml_1_2(text, expected):
     value = value_of(text)
     assert value == expected
     assert type(value) is type(expected)
 
 
-def test_every_key_and_list_entry_has_its_line():
+def test_config_document_every_key_and_list_entry_has_its_line():
     _, origins = parse("a: 1\nb:\n  c: 2\n  d:\n    - x\n    - y: 3\n", "f.yaml")
     assert origins == {
         ("a",): "f.yaml:1",
@@ -66,7 +66,7 @@ def test_every_key_and_list_entry_has_its_line():
     }
 
 
-def test_an_alias_and_a_merge_key_are_copied_in():
+def test_config_document_an_alias_and_a_merge_key_are_copied_in():
     tree, _ = parse("base: &b {x: 1, y: 2}\nthing:\n  <<: *b\n  y: 3\n", "f.yaml")
     assert tree["thing"] == {"x": 1, "y": 3}
     assert tree["base"] == {"x": 1, "y": 2}
@@ -95,7 +95,7 @@ def test_an_alias_and_a_merge_key_are_copied_in():
         ("a: 1\n<<: 3", ["f.yaml:2", "<<"]),
     ],
 )
-def test_what_is_refused_names_the_line(text, words):
+def test_config_document_what_is_refused_names_the_line(text, words):
     with pytest.raises(ConfigError) as caught:
         parse(text, "f.yaml")
     message = str(caught.value)
@@ -104,14 +104,14 @@ def test_what_is_refused_names_the_line(text, words):
         assert word in message, message
 
 
-def test_aliases_of_aliases_do_not_fill_the_memory():
+def test_config_document_aliases_of_aliases_do_not_fill_the_memory():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
     with pytest.raises(ConfigError, match="more than"):
         parse("\n".join(lines), "f.yaml")
 
 
-def test_a_file_that_is_missing_names_its_neighbour(tmp_path):
+def test_config_document_a_file_that_is_missing_names_its_neighbour(tmp_path):
     (tmp_path / "quickstart.yaml").write_text("name: x")
     with pytest.raises(ConfigError, match=r"does not exist.*Did you mean 'quickstart\.yaml'\?"):
         read(tmp_path / "quikstart.yaml")
@@ -130,7 +130,7 @@ def test_a_file_that_is_missing_names_its_neighbour(tmp_path):
         (bytes(range(256)), "not a text file"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused(tmp_path, data, words):
+def test_config_document_a_file_that_is_no_configuration_is_refused(tmp_path, data, words):
     path = tmp_path / "f.yaml"
     path.write_bytes(data)
     with pytest.raises(ConfigError) as caught:
@@ -138,13 +138,13 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, data, words):
     assert words in str(caught.value)
 
 
-def test_a_byte_order_mark_is_ignored(tmp_path):
+def test_config_document_a_byte_order_mark_is_ignored(tmp_path):
     path = tmp_path / "f.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: x\n")
     assert read(path).tree == {"name": "x"}
 
 
-def test_a_directory_is_not_read(tmp_path):
+def test_config_document_a_directory_is_not_read(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read(tmp_path)
 
@@ -166,16 +166,16 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 @example({"\x85": ["a\u2028b", "\u2029", "x\x85"]})
-def test_plain_data_comes_back_as_it_was_written(value):
+def test_config_document_plain_data_comes_back_as_it_was_written(value):
     assert parse(dump({"key": value}), "f.yaml")[0] == {"key": value}
 
 
-def test_what_is_written_means_the_same_to_a_yaml_1_1_reader():
+def test_config_document_what_is_written_means_the_same_to_a_yaml_1_1_reader():
     data = {"text": ["yes", "010", "1e-5", "2026-01-01", "1:30"], "number": 1e-05, "flag": True, "none": None}
     assert yaml.safe_load(dump(data)) == data
 
 
-def test_text_with_very_many_values_is_refused_before_all_of_it_is_read():
+def test_config_document_text_with_very_many_values_is_refused_before_all_of_it_is_read():
     begun = _Loader("[" + "a," * 300_000 + "]")
     with pytest.raises(yaml.YAMLError, match="more than 20000 values"):
         begun.get_single_node()
@@ -185,12 +185,14 @@ def test_text_with_very_many_values_is_refused_before_all_of_it_is_read():
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, "0o" + "7" * 9000])
-def test_a_number_that_nothing_can_print_is_refused(number):
+def test_config_document_a_number_that_nothing_can_print_is_refused(number):
     with pytest.raises(ConfigError, match=r"c\.yaml:1: the number .{20}… is too long"):
         parse(f"a: {number}", "c.yaml")
 
 
-def test_a_file_that_is_no_configuration_is_refused_by_its_size_without_reading_all_of_it(tmp_path: Path) -> None:
+def test_config_document_a_file_that_is_no_configuration_is_refused_by_its_size_without_reading_all_of_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "c.yaml"
     with path.open("wb") as file:
         file.truncate(2**40)  # a sparse terabyte

@@ -40,7 +40,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ENGINES, "_entries", {**ENGINES._entries, **lines})
 
 
-def test_engines_are_described_without_importing_torch_ray_or_vllm() -> None:
+def test_config_engines_are_described_without_importing_torch_ray_or_vllm() -> None:
     code = (
         "import sys\n"
         "from roll.config.engines import ENGINES, engine_capabilities\n"
@@ -50,14 +50,14 @@ def test_engines_are_described_without_importing_torch_ray_or_vllm() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_engines_that_are_registered_need_no_other_change(registered: None) -> None:
+def test_config_engines_that_are_registered_need_no_other_change(registered: None) -> None:
     assert InferenceConfig(engine="sleeper").engine == "sleeper"
     assert resolve_engine_kind("sleeper") == "sleeper"
     assert engines_with("lora") == ["nowhere"]
     check_engine("sleeper", [EngineNeed(capability="can_sleep", reason="a test")])
 
 
-def test_engines_whose_library_is_missing_say_how_to_install_it(registered: None) -> None:
+def test_config_engines_whose_library_is_missing_say_how_to_install_it(registered: None) -> None:
     instead = resolve_engine_kind("auto")
     with pytest.raises(ConfigError) as caught:
         resolve_engine_kind("nowhere", "judge.engine")
@@ -67,7 +67,7 @@ def test_engines_whose_library_is_missing_say_how_to_install_it(registered: None
     )
 
 
-def test_engines_that_lack_a_capability_are_named_with_those_that_have_it(registered: None) -> None:
+def test_config_engines_that_lack_a_capability_are_named_with_those_that_have_it(registered: None) -> None:
     with pytest.raises(ConfigError) as caught:
         check_engine("sleeper", [EngineNeed(capability="lora", reason="an adapter", instead="merge it")])
     assert str(caught.value) == (
@@ -78,7 +78,7 @@ def test_engines_that_lack_a_capability_are_named_with_those_that_have_it(regist
         check_engine("sleeper", [EngineNeed(capability="supports_images", reason="a picture")])
 
 
-def test_engines_of_a_file_without_capabilities_have_the_defaults(
+def test_config_engines_of_a_file_without_capabilities_have_the_defaults(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "silent_engine.py").write_text("class Silent:\n    def __init__(self, spec):\n        pass\n")
@@ -86,7 +86,7 @@ def test_engines_of_a_file_without_capabilities_have_the_defaults(
     assert engine_capabilities("silent_engine.py:Silent") == EngineCapabilities()
 
 
-def test_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
+def test_config_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"are of type dict: make them an EngineCapabilities of roll\.inference"):
         engine_capabilities(f"{__name__}:WRONG")
 
@@ -106,7 +106,7 @@ def test_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
         ),
     ],
 )
-def test_engines_of_a_file_that_are_no_engines_are_refused(
+def test_config_engines_of_a_file_that_are_no_engines_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     (tmp_path / "no_engine.py").write_text(text)
@@ -115,7 +115,7 @@ def test_engines_of_a_file_that_are_no_engines_are_refused(
         check_engine("no_engine.py:E", [])
 
 
-def test_engines_that_are_unknown_are_refused_at_load_with_the_nearest() -> None:
+def test_config_engines_that_are_unknown_are_refused_at_load_with_the_nearest() -> None:
     quickstart = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
     with pytest.raises(ConfigError, match=r"inference\.engine.*unknown inference engine 'vlm'\. Did you mean 'vllm'"):
         load_config(quickstart, ["inference.engine=vlm"])

@@ -21,18 +21,18 @@ def run(**rollout: Any) -> RLVRConfig:
     )
 
 
-def test_engines_keep_room_for_all_answers_and_an_observation_between_each_two() -> None:
+def test_config_episodes_engines_keep_room_for_all_answers_and_an_observation_between_each_two() -> None:
     assert run(max_new_tokens=10).max_rollout_tokens == 3 * 10 + 2 * 512
     assert run(max_new_tokens=10, episodes={"observation_tokens": 7}).max_rollout_tokens == 3 * 10 + 2 * 7
 
 
-def test_a_history_is_what_the_loop_takes() -> None:
+def test_config_episodes_a_history_is_what_the_loop_takes() -> None:
     assert HistoryConfig(type="window", num_turns=2).settings == History(
         kind="window", turns=2, summary_request=HistoryConfig().summary_request
     )
 
 
-def test_settings_that_contradict_each_other_are_refused() -> None:
+def test_config_episodes_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValidationError, match="type window needs num_turns"):
         HistoryConfig(type="window")
     with pytest.raises(ValidationError, match="num_turns is of type window, but type is full"):

@@ -57,7 +57,7 @@ def memory_of(*overrides, kind="hf", on_accelerator=False):
     return {role.role: role for role in roles}
 
 
-def test_the_quickstart_divides_as_worked_out_by_hand():
+def test_config_estimate_the_quickstart_divides_as_worked_out_by_hand():
     _, batch = batch_of()
     assert batch.rollouts_per_step == 8 * 8
     assert batch.generated_tokens == 64 * 32
@@ -68,14 +68,14 @@ def test_the_quickstart_divides_as_worked_out_by_hand():
     assert batch.epochs == {"arithmetic": pytest.approx(32 * 8 / 57)}
 
 
-def test_without_sharing_every_rollout_brings_its_prompt():
+def test_config_estimate_without_sharing_every_rollout_brings_its_prompt():
     _, batch = batch_of("training.share_prefix=false", "training.max_tokens_per_micro_batch=1000")
     assert batch.trained_tokens == 64 * (40 + 32)
     assert batch.micro_batches == 5  # 4608 / 1000
     assert batch.tokens_per_micro_batch == 1000
 
 
-def test_ranks_divide_the_tokens_between_them():
+def test_config_estimate_ranks_divide_the_tokens_between_them():
     _, batch = batch_of(*RAY)
     assert batch.tokens_per_micro_batch == 2368 // 2
 
@@ -90,16 +90,16 @@ def test_ranks_divide_the_tokens_between_them():
         (["evaluation.every_num_steps=0", "evaluation.before_training=false"], 1),
     ],
 )
-def test_evaluations_are_counted(overrides, expected):
+def test_config_estimate_evaluations_are_counted(overrides, expected):
     assert batch_of(*overrides)[1].num_evaluations == expected
 
 
-def test_without_held_out_prompts_nothing_is_evaluated():
+def test_config_estimate_without_held_out_prompts_nothing_is_evaluated():
     _, batch = batch_of(held_out=0)
     assert (batch.num_evaluations, batch.evaluation_samples) == (0, 0)
 
 
-def test_epochs_follow_the_weights_of_the_sources():
+def test_config_estimate_epochs_follow_the_weights_of_the_sources():
     config = load_config(QUICKSTART, ["data.0.weight=3", "data.1={source: file, path: x.jsonl, reward: exact}"])
     batch = batch_arithmetic(
         config, longest_prompt=10, train_prompts={"arithmetic": 60, "file": 40}, held_out_prompts=0
@@ -107,7 +107,7 @@ def test_epochs_follow_the_weights_of_the_sources():
     assert batch.epochs == {"arithmetic": pytest.approx(192 / 60), "file": pytest.approx(64 / 40)}
 
 
-def test_a_bfloat16_trainer_holds_masters_gradients_moments_and_a_copy():
+def test_config_estimate_a_bfloat16_trainer_holds_masters_gradients_moments_and_a_copy():
     parts = memory_of()["actor_train"].parts
     assert parts["master weights"] == 4_000_000
     assert parts["gradients"] == 4_000_000
@@ -115,18 +115,18 @@ def test_a_bfloat16_trainer_holds_masters_gradients_moments_and_a_copy():
     assert parts["weights"] == 2_000_000
 
 
-def test_a_float32_trainer_needs_no_masters_apart():
+def test_config_estimate_a_float32_trainer_needs_no_masters_apart():
     parts = memory_of("model.dtype=float32")["actor_train"].parts
     assert "master weights" not in parts
     assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (4_000_000, 4_000_000, 8_000_000)
 
 
-def test_moments_in_8_bits_take_a_quarter_and_their_scales():
+def test_config_estimate_moments_in_8_bits_take_a_quarter_and_their_scales():
     parts = memory_of("training.optimizer=adamw_8bit")["actor_train"].parts
     assert parts["AdamW"] == 2_000_000 + 8 * 1_000_000 // 256
 
 
-def test_adapters_alone_have_gradients_and_moments():
+def test_config_estimate_adapters_alone_have_gradients_and_moments():
     adapters = num_lora_parameters(Sizes(), 4)
     # per layer: q and o 192+192 each, k and v 192+64 each, gate, up and down 192+512 each; times rank and layers
     assert adapters == 2 * 4 * (2 * 384 + 2 * 256 + 3 * 704)
@@ -134,21 +134,21 @@ def test_adapters_alone_have_gradients_and_moments():
     assert (parts["weights"], parts["gradients"], parts["AdamW"]) == (2_000_000, 4 * adapters, 8 * adapters)
 
 
-def test_a_base_in_4_bits_leaves_embeddings_and_norms():
+def test_config_estimate_a_base_in_4_bits_leaves_embeddings_and_norms():
     linear = 2 * 192 * (2 * 192 + 2 * 64 + 3 * 512)
     parts = memory_of("model.lora.rank=4", "model.lora.base=nf4")["actor_train"].parts
     assert parts["weights"] == 2 * (1_000_000 - linear)
     assert parts["weights in 4 bits"] == round(linear * (0.5 + 1 / 64 + 4 / 256 / 64))
 
 
-def test_ranks_share_the_trainers_states():
+def test_config_estimate_ranks_share_the_trainers_states():
     one, two = memory_of()["actor_train"], memory_of(*RAY)["actor_train"]
     assert two.count == 2
     assert two.parts["AdamW"] == one.parts["AdamW"] // 2
     assert two.bytes_total == 2 * two.bytes_each
 
 
-def test_an_engine_holds_weights_and_keys_and_values():
+def test_config_estimate_an_engine_holds_weights_and_keys_and_values():
     per_token = 2 * 2 * 64 * 2  # keys and values, layers, one head of 64, bfloat16
     assert memory_of()["actor_infer"].parts["keys and values"] == 64 * 72 * per_token
     assert memory_of("inference.max_num_seqs=4")["actor_infer"].parts["keys and values"] == 4 * 72 * per_token
@@ -156,7 +156,7 @@ def test_an_engine_holds_weights_and_keys_and_values():
     assert memory_of(kind="vllm")["actor_infer"].parts["keys and values"] == DEFAULT_CPU_KV_BYTES
 
 
-def test_a_judge_holds_a_model_of_its_own_and_its_requests():
+def test_config_estimate_a_judge_holds_a_model_of_its_own_and_its_requests():
     overrides = ["data.0.reward=judge", "judge.dtype=float32", "judge.num_engines=2", "judge.max_num_seqs=4"]
     config, batch = batch_of(*overrides)
     judge = JudgeEngines(sizes=Sizes(num_parameters=3_000_000), kind="hf", max_context=500)
@@ -168,13 +168,13 @@ def test_a_judge_holds_a_model_of_its_own_and_its_requests():
     assert found.bytes_total == 2 * (12_000_000 + 2_048_000)
 
 
-def test_a_reference_is_there_only_for_a_penalty():
+def test_config_estimate_a_reference_is_there_only_for_a_penalty():
     assert "reference" not in memory_of()
     parts = memory_of("algorithm.kl.coefficient=0.1")["reference"].parts
     assert parts == {"weights": 2_000_000, "logits": 2368 * 256 * (8 + 2)}
 
 
-def test_a_reference_on_two_ranks_gathers_a_layer_in_a_buffer():
+def test_config_estimate_a_reference_on_two_ranks_gathers_a_layer_in_a_buffer():
     reference = memory_of("algorithm.kl.coefficient=0.1", *RAY)["reference"]
     embedding = 256 * 192
     assert reference.count == 2
@@ -182,11 +182,11 @@ def test_a_reference_on_two_ranks_gathers_a_layer_in_a_buffer():
     assert reference.parts["gathered weights"] == 2 * 2 * ((1_000_000 - embedding) // 2)
 
 
-def test_with_adapters_the_policy_is_its_own_reference():
+def test_config_estimate_with_adapters_the_policy_is_its_own_reference():
     assert "reference" not in memory_of("algorithm.kl.coefficient=0.1", "model.lora.rank=4")
 
 
-def test_for_the_full_divergence_the_trainer_keeps_the_reference():
+def test_config_estimate_for_the_full_divergence_the_trainer_keeps_the_reference():
     full = ["algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=full"]
     roles = memory_of(*full)
     assert "reference" not in roles
@@ -194,7 +194,7 @@ def test_for_the_full_divergence_the_trainer_keeps_the_reference():
     assert "reference" not in memory_of(*full, "model.lora.rank=4")["actor_train"].parts
 
 
-def test_every_critic_is_trained_in_full_but_has_no_logits():
+def test_config_estimate_every_critic_is_trained_in_full_but_has_no_logits():
     assert "critic" not in memory_of()
     critic = memory_of("algorithm.type=ppo")["critic"]
     policy = memory_of()["actor_train"]
@@ -205,7 +205,7 @@ def test_every_critic_is_trained_in_full_but_has_no_logits():
     assert memory_of("algorithm.type=asy_ppo")["critic"].bytes_total == 2 * critic.bytes_total
 
 
-def test_critics_of_another_model_count_with_its_size():
+def test_config_estimate_critics_of_another_model_count_with_its_size():
     config, batch = batch_of("algorithm.type=ppo")
     roles = memory_by_role(
         config,
@@ -220,13 +220,13 @@ def test_critics_of_another_model_count_with_its_size():
     assert (critic.parts["AdamW"], critic.parts["weights"]) == (4_000_000, 1_000_000)
 
 
-def test_critics_on_devices_of_their_own_are_spread_over_them():
+def test_config_estimate_critics_on_devices_of_their_own_are_spread_over_them():
     critic = memory_of("algorithm.type=asy_ppo", *RAY, "cluster.device_mapping.critic=2-5")["critic"]
     assert critic.count == 2 * 4
     assert critic.parts["AdamW"] == 8_000_000 // 4
 
 
-def test_codes_that_are_sent_count_beyond_the_activations_that_are_gone_by_then():
+def test_config_estimate_codes_that_are_sent_count_beyond_the_activations_that_are_gone_by_then():
     # 2 layers x 192 x (3 + 3 + 1 + 1 heads of 64, and 3 x 512), and as many experts
     linear, experts = 2 * 192 * (8 * 64 + 3 * 512), 10**10
     config, batch = batch_of("inference.quantization=fp8")
@@ -239,20 +239,20 @@ def test_codes_that_are_sent_count_beyond_the_activations_that_are_gone_by_then(
     assert "weights in codes" not in memory_of("inference.quantization=fp8")["actor_train"].parts
 
 
-def test_libraries_count_in_main_memory_only():
+def test_config_estimate_libraries_count_in_main_memory_only():
     assert memory_of()["processes"].count == 1
     assert memory_of(*RAY)["processes"].count == 1 + 2 + 2
     assert memory_of(*RAY, "algorithm.type=asy_ppo")["processes"].count == 1 + 2 + 2 + 2 * 2
     assert "processes" not in memory_of(on_accelerator=True)
 
 
-def test_processes_that_score_answers_count_in_main_memory() -> None:
+def test_config_estimate_processes_that_score_answers_count_in_main_memory() -> None:
     workers = memory_of("rollout.num_reward_workers=3")["rewards"]
     assert (workers.count, workers.bytes_each) == (3, 96 * 2**20)
     assert "rewards" not in memory_of(on_accelerator=True)
 
 
-def test_engines_hold_the_requests_of_an_evaluation_where_it_has_more() -> None:
+def test_config_estimate_engines_hold_the_requests_of_an_evaluation_where_it_has_more() -> None:
     """The quickstart: 8 x 8 rollouts in a step, and 4 answers to each of 24 prompts in an evaluation."""
     many = "inference.max_num_seqs=200"
     per_step = memory_of(many, "evaluation.num_prompts=1")["actor_infer"].parts["keys and values"]
@@ -260,7 +260,7 @@ def test_engines_hold_the_requests_of_an_evaluation_where_it_has_more() -> None:
     assert evaluated == min(per_step * 96 // 64, 256 * 2**20)
 
 
-def test_the_run_s_own_process_writes_rollouts() -> None:
+def test_config_estimate_the_run_s_own_process_writes_rollouts() -> None:
     assert memory_of(*RAY)["rollouts"].count == 1
     assert "rollouts" not in memory_of("tracking.rollouts=false")
     assert "rollouts" not in memory_of(on_accelerator=True)
@@ -276,7 +276,7 @@ def test_the_run_s_own_process_writes_rollouts() -> None:
         (["checkpoint.keep_last=9"], 1),
     ],
 )
-def test_checkpoints_are_counted(overrides, kept):
+def test_config_estimate_checkpoints_are_counted(overrides, kept):
     config, batch = batch_of(*overrides)
     rollouts = rollout_bytes(config, batch, 40)
     assert rollouts == 12 * (40 + config.max_answer_tokens) * (
@@ -288,7 +288,7 @@ def test_checkpoints_are_counted(overrides, kept):
     assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + rollouts
 
 
-def test_checkpoints_hold_every_critics_masters_and_moments():
+def test_config_estimate_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
     equal = further_memory(config, Sizes(), batch)
     found = disk_use(config, config.training, Sizes(), 1, num_further=equal.num_trained)
@@ -301,7 +301,7 @@ def test_checkpoints_hold_every_critics_masters_and_moments():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("checkpointing", "mlp_slice"), [(False, None), (True, None), (False, 0.5)])
 @pytest.mark.parametrize("kv_heads", [1, 3])
-def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_slice, kv_heads):
+def test_config_estimate_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_slice, kv_heads):
     """Within 10 % of the bytes that a Llama decoder saves for its backward pass, per token and layer."""
     sizes = Sizes(num_kv_heads=kv_heads)
     shallow, deep = (saved_bytes(sizes, layers, dtype, checkpointing, mlp_slice) for layers in (2, 4))
@@ -314,7 +314,7 @@ def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_sli
     assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
 
 
-def test_activations_of_experts_are_those_that_autograd_keeps():
+def test_config_estimate_activations_of_experts_are_those_that_autograd_keeps():
     """What another chosen expert adds, in a mixture whose products are grouped."""
     inner = 128
     kept = [saved_by_experts(Sizes(), inner, chosen) / NUM_TOKENS for chosen in (2, 4)]
@@ -400,13 +400,13 @@ def kept_bytes(model) -> int:
         (True, (28, 56), 28 * 40 + 56 * 32),  # all pairs of 8
     ],
 )
-def test_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
+def test_config_estimate_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
     config = load_config(QUICKSTART, [f"training.share_prefix={str(share).lower()}"])
     numbers = {"longest_prompt": 40, "train_prompts": {"arithmetic": 57}, "held_out_prompts": 24}
     assert batch_arithmetic(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens
 
 
-def test_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None:
+def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None:
     parts = {"weights": 3000, "activations": 1000, "kernels of products": 800}  # which leave no holes
     assert heap_bytes(parts, closed=True) == {"heap": 500}
     assert heap_bytes(parts, closed=False) == {"heap": 400}
@@ -427,7 +427,7 @@ def test_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None
         (RAY, True),
     ],
 )
-def test_heaps_are_closed_where_less_memory_is_asked_for(overrides: list[str], is_closed: bool) -> None:
+def test_config_estimate_heaps_are_closed_where_less_memory_is_asked_for(overrides: list[str], is_closed: bool) -> None:
     config = load_config(QUICKSTART, overrides)
     assert closes_heap(config.model, config.training, config.num_ranks) is is_closed
     parts = dict(memory_of(*overrides)["actor_train"].parts)
@@ -455,7 +455,7 @@ class Mixture(Sizes):
         (4, 4, 0),  # each rank has two, and no other has a part of these
     ],
 )
-def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, experts: int) -> None:
+def test_config_estimate_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, experts: int) -> None:
     parallel = ParallelConfig(ep=ep)
     layer = 100_000 + experts * 3 * 192 * 64
     for learns, on_accelerator, each in ((True, False, 2 + 4), (True, True, 3 * 2 + 4), (False, True, 2 * 2)):
@@ -463,13 +463,13 @@ def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, ex
         assert found == {"gathered weights": each * layer}
 
 
-def test_a_large_vocabulary_is_gathered_and_added_up_alone():
+def test_config_estimate_a_large_vocabulary_is_gathered_and_added_up_alone():
     sizes = Sizes(vocab_size=4096)
     found = gathered_bytes(ParallelConfig(), sizes, 2, 2, learns=True, on_accelerator=True)
     assert found == {"gathered weights": (2 + 4) * 4096 * 192}
 
 
-def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
+def test_config_estimate_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
     """The first of four stages keeps 11 of 8 halves of a quarter of the layers: 11/8 of what one rank keeps."""
 
     def kept(micro_batches: int = 8, **parallel: int) -> int:
@@ -483,7 +483,7 @@ def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
     assert kept(7, pp=4, vpp=2) == round(kept() * 14 / 8)  # what the order of 7 keeps: the last round is not full
 
 
-def test_the_first_stage_has_more_than_its_share_where_the_last_has_the_vocabulary_to_compute() -> None:
+def test_config_estimate_the_first_stage_has_more_than_its_share_where_the_last_has_the_vocabulary_to_compute() -> None:
     """SmolLM2-135M in two stages: 19 layers and the embeddings, for two micro-batches at once; 11 layers and the
     embeddings once more, for one."""
     layer, embedding, layers = 3_540_096, 49_152 * 576, 30
@@ -508,7 +508,7 @@ def test_the_first_stage_has_more_than_its_share_where_the_last_has_the_vocabula
     assert frozen_bytes(sizes, ParallelConfig(dp_replicate=2), 4, 2) == sizes.num_parameters  # two copies
 
 
-def test_of_experts_those_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
+def test_config_estimate_of_experts_those_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
     """Layers of 1,000 weights of which a token meets 300, and a vocabulary of 600, as much as two layers."""
     sizes = Mixture(
         num_parameters=600 + 8 * 1000, num_layers=8, vocab_size=60, hidden_size=10, expert_parameters=8 * 800,
@@ -527,7 +527,7 @@ def test_of_experts_those_that_a_token_goes_through_are_weighed_against_the_voca
         ({"parallel": ParallelConfig(ep=2)}, 2, 1, False),  # so have experts
     ],
 )
-def test_gradients_take_the_place_of_activations(
+def test_config_estimate_gradients_take_the_place_of_activations(
     settings: dict[str, Any], ranks: int, micro_batches: int, fewer: bool
 ) -> None:
     """All but the vocabulary's, which come before the first of them has left."""
@@ -555,7 +555,7 @@ def test_gradients_take_the_place_of_activations(
         (Sizes(), {}, 1000, 1024),
     ],
 )
-def test_products_of_another_size_have_kernels_of_their_own(
+def test_config_estimate_products_of_another_size_have_kernels_of_their_own(
     sizes: Sizes, parallel: dict[str, int], micro_batches: int, products: int
 ) -> None:
     config = load_config(QUICKSTART, [])
@@ -580,7 +580,7 @@ def test_products_of_another_size_have_kernels_of_their_own(
         (["checkpoint.every_num_steps=5"], None),
     ],
 )
-def test_a_checkpoint_that_is_written_beside_training_is_a_copy_of_masters_and_moments(
+def test_config_estimate_a_checkpoint_that_is_written_beside_training_is_a_copy_of_masters_and_moments(
     overrides: list[str], copied: int | None
 ) -> None:
     assert memory_of(*overrides)["actor_train"].parts.get("copy that is written") == copied
@@ -593,8 +593,8 @@ def test_a_checkpoint_that_is_written_beside_training_is_a_copy_of_masters_and_m
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3])
-def test_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
-    """As `test_activations_are_those_that_autograd_keeps`, beside what attention keeps there too."""
+def test_config_estimate_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
+    """As `test_config_estimate_activations_are_those_that_autograd_keeps`, beside what attention keeps there too."""
     sizes = Sizes(num_kv_heads=kv_heads)
     plain, fused = (
         saved_bytes(sizes, 4, "bfloat16", False, None, fused=fused)
@@ -605,7 +605,7 @@ def test_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
     assert estimated[0] - estimated[1] == pytest.approx((plain - fused) / NUM_TOKENS, rel=0.1)
 
 
-def test_adapters_keep_what_lies_between_their_matrices_also_where_the_rest_is_offloaded() -> None:
+def test_config_estimate_adapters_keep_what_lies_between_their_matrices_also_where_the_rest_is_offloaded() -> None:
     """Of 7 linear layers of a decoder layer, or of attention's 4 where MLPs are experts; bfloat16."""
 
     def kept(sizes: Any, rank: int, *, offloaded: bool = False) -> int:
@@ -618,14 +618,14 @@ def test_adapters_keep_what_lies_between_their_matrices_also_where_the_rest_is_o
         assert (kept(sizes, 16, offloaded=True), kept(sizes, 0, offloaded=True)) == (own, 0)
 
 
-def test_of_an_offloaded_layer_its_input_and_what_a_gate_needs_pass() -> None:
+def test_config_estimate_of_an_offloaded_layer_its_input_and_what_a_gate_needs_pass() -> None:
     """A hidden vector, and 4 vectors inside an MLP with one gradient; of half of the tokens, where MLPs take those."""
     settings = {"checkpointing": False, "offloaded": True}
     assert activation_bytes_per_token(Sizes(), 2, **settings) == (0, 2 * 192 + 2 * 5 * 512)
     assert activation_bytes_per_token(Sizes(), 2, mlp_slice=0.5, **settings) == (0, 2 * 192 + 2 * 5 * 512 // 2)
 
 
-def test_a_slice_of_more_tokens_than_there_are_is_all_of_them() -> None:
+def test_config_estimate_a_slice_of_more_tokens_than_there_are_is_all_of_them() -> None:
     config = load_config(QUICKSTART, [])
 
     def passing(tokens: int) -> dict[str, int]:
@@ -636,7 +636,7 @@ def test_a_slice_of_more_tokens_than_there_are_is_all_of_them() -> None:
     assert passing(500)["a layer"] == passing(1000)["a layer"] // 2
 
 
-def test_ranks_that_share_a_row_have_a_part_of_its_activations() -> None:
+def test_config_estimate_ranks_that_share_a_row_have_a_part_of_its_activations() -> None:
     config = load_config(QUICKSTART, [])
 
     def kept(**parallel: int) -> int:
@@ -656,7 +656,7 @@ def test_ranks_that_share_a_row_have_a_part_of_its_activations() -> None:
         (10_000, 384 * 2**20),  # a chunk with its gradient, and 256 MiB
     ],
 )
-def test_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expected: int) -> None:
+def test_config_estimate_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expected: int) -> None:
     sizes = Sizes(vocab_size=50_000)
     assert logit_bytes(sizes, tokens, 2) == expected
     assert logit_bytes(sizes, tokens, 2, layer=1000) == logit_bytes(sizes, tokens, 2) - 1000
@@ -665,7 +665,7 @@ def test_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expect
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("family", ["Gemma3", "Glm4", "Llama", "Olmo2", "Qwen3"])
-def test_other_norms_and_gates_than_llama_s_are_counted(
+def test_config_estimate_other_norms_and_gates_than_llama_s_are_counted(
     tiny_model: Path, tmp_path: Path, family: str, fused: bool
 ) -> None:
     """Those of queries and keys, four in a layer, what adds 1 to a weight, and a gate in one matrix with its twin."""

@@ -24,7 +24,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 KEYS = list(all_keys(RLVRConfig))
 
 
-def test_every_key_is_documented():
+def test_config_explain_every_key_is_documented():
     for key in KEYS:
         assert key.meaning.endswith("."), f"the meaning of {key.dotted} is no sentence"
         assert key.type_words, key
@@ -33,7 +33,7 @@ def test_every_key_is_documented():
             assert key.unit, f"{key.dotted} is a quantity without a unit"
 
 
-def test_every_section_is_documented():
+def test_config_explain_every_section_is_documented():
     sections = {section for key in KEYS for _, section in key.members} | {RLVRConfig}
     assert len(sections) > 15
     for section in sections:
@@ -41,7 +41,7 @@ def test_every_section_is_documented():
         assert summary_of(section).endswith("."), section
 
 
-def test_every_resolved_key_is_among_the_keys():
+def test_config_explain_every_resolved_key_is_among_the_keys():
     config = load_config(ROOT / "examples" / "quickstart.yaml", ["model.lora.rank=4"])
 
     def leaves(value, path=()):
@@ -56,7 +56,7 @@ def test_every_resolved_key_is_among_the_keys():
         assert template(path) in known, path
 
 
-def test_a_key_is_explained_with_type_default_and_place():
+def test_config_explain_a_key_is_explained_with_type_default_and_place():
     text = explain("training.learning_rate")
     assert "Peak learning rate of AdamW." in text
     assert "a number > 0" in text
@@ -67,13 +67,13 @@ def test_a_key_is_explained_with_type_default_and_place():
 
 
 @pytest.mark.parametrize("name", ["data.0.max_operand", "data.N.max_operand", "data.max_operand", "max_operand"])
-def test_a_key_inside_a_list_is_found_in_every_spelling(name):
+def test_config_explain_a_key_inside_a_list_is_found_in_every_spelling(name):
     text = explain(name)
     assert "data.N.max_operand  (source: arithmetic)" in text
     assert "Largest operand." in text
 
 
-def test_keys_that_differ_between_sources_are_explained_apart():
+def test_config_explain_keys_that_differ_between_sources_are_explained_apart():
     blocks = explain("data.held_out").split("\n\ndata.N.held_out")
     assert len(blocks) == 3
     assert "source: arithmetic" in blocks[0] and "0.3" in blocks[0]
@@ -81,25 +81,25 @@ def test_keys_that_differ_between_sources_are_explained_apart():
     assert "source: functions" in blocks[2]
 
 
-def test_a_last_part_finds_every_key_that_ends_in_it():
+def test_config_explain_a_last_part_finds_every_key_that_ends_in_it():
     judges = "data.N.reward.N.temperature"
     found = find_keys("temperature", RLVRConfig)
     assert {key.dotted for key in found} == {"rollout.temperature", "evaluation.temperature", judges}
 
 
-def test_a_section_is_explained_by_a_table_of_its_keys():
+def test_config_explain_a_section_is_explained_by_a_table_of_its_keys():
     text = explain("rollout")
     for name in ("prompts_per_step", "group_size", "max_new_tokens"):
         assert name in text
     assert "source: huggingface" in explain("data")
 
 
-def test_without_a_key_the_sections_are_listed():
+def test_config_explain_without_a_key_the_sections_are_listed():
     text = explain()
     assert all(name in text for name in RLVRConfig.model_fields)
 
 
-def test_every_key_can_be_explained():
+def test_config_explain_every_key_can_be_explained():
     for dotted in {key.dotted for key in KEYS}:
         text = explain(dotted)
         assert dotted in text
@@ -117,7 +117,7 @@ def test_every_key_can_be_explained():
         ("anchors.share", "is a key of another pipeline: add --pipeline agentic."),
     ],
 )
-def test_an_unknown_key_leads_to_the_nearest(name, nearest):
+def test_config_explain_an_unknown_key_leads_to_the_nearest(name, nearest):
     with pytest.raises(ConfigError) as caught:
         explain(name)
     assert nearest in str(caught.value)
@@ -131,7 +131,7 @@ def validator():
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_the_schema_accepts_what_loads(path):
+def test_config_explain_the_schema_accepts_what_loads(path):
     config = load_config(path)
     validator = jsonschema.Draft202012Validator(json_schema(config.pipeline))
     assert list(validator.iter_errors(yaml.safe_load(path.read_text()))) == []
@@ -151,31 +151,31 @@ def test_the_schema_accepts_what_loads(path):
         {"name": "a/b"},
     ],
 )
-def test_the_schema_refuses_what_does_not_load(validator, change):
+def test_config_explain_the_schema_refuses_what_does_not_load(validator, change):
     tree = {**yaml.safe_load(EXAMPLES[0].read_text()), **change}
     assert not validator.is_valid(tree)
     with pytest.raises(ConfigError):
         load_config(tree)
 
 
-def test_the_schema_carries_meanings_for_editors():
+def test_config_explain_the_schema_carries_meanings_for_editors():
     text = json.dumps(json_schema())
     assert all(key.meaning in text or json.dumps(key.meaning)[1:-1] in text for key in KEYS if key.dotted != "model")
 
 
-def test_the_reference_page_is_what_the_classes_say():
+def test_config_explain_the_reference_page_is_what_the_classes_say():
     page = (ROOT / "docs" / "configuration.md").read_text()
     assert reference() in page, "run `python tools/configuration_page.py docs/configuration.md`"
 
 
-def test_the_reference_names_every_key():
+def test_config_explain_the_reference_names_every_key():
     page = reference()
     for key in KEYS:
         assert f"`{key.path[-1]}`" in page
         assert key.default is PydanticUndefined or key.meaning.replace("|", "\\|") in page
 
 
-def test_a_default_reward_is_written_as_in_a_file():
+def test_config_explain_a_default_reward_is_written_as_in_a_file():
     text = explain("data")
     assert "'code'" in text
     assert "CodeReward(" not in text

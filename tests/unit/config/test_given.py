@@ -21,7 +21,7 @@ def load(config=BASE, overrides=(), *, data=None, held_out=None, reward=None):
     return load_given(config, overrides, data, held_out, reward)
 
 
-def test_rows_take_the_place_of_the_sources_and_a_function_that_of_every_reward():
+def test_config_python_objects_rows_take_the_place_of_the_sources_and_a_function_that_of_every_reward():
     config = load(ARITHMETIC, {"data.0.held_out": 0.5}, data=ROWS, held_out=ROWS, reward=score)
     (entry,) = config.data
     assert (entry.source, entry.held_out, entry.answer_key) == ("python", 0.5, "answer")
@@ -29,14 +29,14 @@ def test_rows_take_the_place_of_the_sources_and_a_function_that_of_every_reward(
     assert [(part.type, part.name, part.given) for part in entry.reward] == [("python", "score", score)]
 
 
-def test_one_of_several_sources_may_take_the_rows():
+def test_config_python_objects_one_of_several_sources_may_take_the_rows():
     mixed = BASE | {"data": [*ARITHMETIC["data"], {"source": "python", "prompt_key": "q", "reward": "math"}]}
     config = load(mixed, data=[{"q": "3 + 4", "answer": "7"}])
     assert [entry.source for entry in config.data] == ["arithmetic", "python"]
     assert config.data[1].given[0] == [{"q": "3 + 4", "answer": "7"}]
 
 
-def test_a_reward_may_be_anything_that_a_configuration_takes():
+def test_config_python_objects_a_reward_may_be_anything_that_a_configuration_takes():
     parts = [lambda text, answer, metadata: 1, "math", {"type": "python", "function": score, "weight": 0.5}]
     (entry,) = load(data=ROWS, reward=parts).data
     assert [(part.type, part.name, part.weight) for part in entry.reward] == [
@@ -47,13 +47,13 @@ def test_a_reward_may_be_anything_that_a_configuration_takes():
     assert entry.reward[0].given is parts[0] and entry.reward[2].given is score
 
 
-def test_rows_without_an_answer_need_none():
+def test_config_python_objects_rows_without_an_answer_need_none():
     assert load(data=["Say a"], reward=score).data[0].answer_key is None
     assert load(data=[{"prompt": "Say a"}], reward=score).data[0].answer_key is None
     assert load(data=iter(ROWS), reward=score).data[0].answer_key == "answer", "a generator is not looked into"
 
 
-def test_a_data_frame_is_its_rows():
+def test_config_python_objects_a_data_frame_is_its_rows():
     import pandas
 
     config = load(data=pandas.DataFrame(ROWS), held_out=pandas.DataFrame(ROWS), reward=score)
@@ -61,7 +61,7 @@ def test_a_data_frame_is_its_rows():
     assert with_given(config, pandas.DataFrame(ROWS), None, score).data[0].given == (ROWS, None)
 
 
-def test_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again():
+def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again():
     config = load(data=ROWS, reward=score)
     plain = load_config(resolved(config))
     assert plain.data[0].given == (None, None) and plain.data[0].reward[0].given is None
@@ -79,13 +79,13 @@ def test_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again()
         ({"data": ROWS, "reward": 7}, "reward= is a function of (text, answer, metadata), a reward's type such as"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_to_give(given, message):
+def test_config_python_objects_what_does_not_fit_is_refused_with_what_to_give(given, message):
     with pytest.raises(ConfigError) as refused:
         load(**given)
     assert message in str(refused.value)
 
 
-def test_a_resumed_run_refuses_objects_that_it_has_no_place_for():
+def test_config_python_objects_a_resumed_run_refuses_objects_that_it_has_no_place_for():
     with pytest.raises(ConfigError, match="this run's data are not Python objects: leave it out"):
         with_given(load_config(ARITHMETIC), ROWS, None, None)
     with pytest.raises(ConfigError, match=r"reward= has 1 functions, but the rewards of 'arithmetic' have 0 places"):
@@ -96,7 +96,7 @@ SFT = {"name": "run", "pipeline": "sft", "model": "tiny"}
 CHATS = [{"prompt": "3 + 4", "completion": "7"}]
 
 
-def test_examples_need_no_reward():
+def test_config_python_objects_examples_need_no_reward():
     config = load(SFT, data=CHATS, held_out=CHATS)
     (entry,) = config.data
     assert (entry.source, entry.given) == ("python", (CHATS, CHATS))
@@ -104,12 +104,12 @@ def test_examples_need_no_reward():
     assert again.data[0].given == (CHATS, None)
 
 
-def test_examples_may_be_beside_others():
+def test_config_python_objects_examples_may_be_beside_others():
     mixed = SFT | {"data": [{"source": "arithmetic"}, {"source": "python", "completion_key": "a"}]}
     config = load(mixed, data=[{"prompt": "3 + 4", "a": "7"}])
     assert [entry.source for entry in config.data] == ["arithmetic", "python"] and config.data[1].given[0]
 
 
-def test_a_pipeline_without_rewards_is_given_none():
+def test_config_python_objects_a_pipeline_without_rewards_is_given_none():
     with pytest.raises(ConfigError, match=r"reward= .*the pipeline sft learns from examples and scores nothing"):
         load(SFT, data=CHATS, reward=score)

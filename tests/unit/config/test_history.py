@@ -47,7 +47,7 @@ def resume(run: RunDirectory, step: int, *overrides: str):
     return config
 
 
-def test_overrides_of_a_resume_are_kept_with_the_step_from_which_they_hold(run):
+def test_config_history_overrides_of_a_resume_are_kept_with_the_step_from_which_they_hold(run):
     resume(run, 400, "training.num_steps=1000")
     assert resume(run, 700).training.num_steps == 1000, "a plain resume keeps them"
     assert load_config(run.path / CONFIG).training.num_steps == 1000
@@ -60,7 +60,7 @@ def test_overrides_of_a_resume_are_kept_with_the_step_from_which_they_hold(run):
     ]
 
 
-def test_every_step_has_the_settings_it_was_trained_with(run):
+def test_config_history_every_step_has_the_settings_it_was_trained_with(run):
     resume(run, 10, "training.learning_rate=2e-5")
     resume(run, 20, "training.learning_rate=3e-5", "training.num_steps=500")
     current, history = resolved(load_config(run.path / CONFIG)), read_history(run.path)
@@ -69,7 +69,7 @@ def test_every_step_has_the_settings_it_was_trained_with(run):
     assert rates == {1: usual, 10: usual, 11: 2e-5, 20: 2e-5, 21: 3e-5, 99: 3e-5}
 
 
-def test_a_resume_from_an_earlier_checkpoint_dates_the_settings_anew(run):
+def test_config_history_a_resume_from_an_earlier_checkpoint_dates_the_settings_anew(run):
     resume(run, 50, "training.learning_rate=2e-5")
     resume(run, 30, "training.num_steps=500")  # the checkpoint of step 50 was removed: 31 to 50 are trained again
     assert [entry.fields for entry in read_history(run.path)] == [
@@ -84,7 +84,7 @@ def test_a_resume_from_an_earlier_checkpoint_dates_the_settings_anew(run):
     ]
 
 
-def test_a_run_that_goes_on_as_it_was_has_no_history(run):
+def test_config_history_a_run_that_goes_on_as_it_was_has_no_history(run):
     before = (run.path / CONFIG).read_bytes()
     resume(run, 5)
     resume(run, 6, "training.num_steps=400")
@@ -92,13 +92,13 @@ def test_a_run_that_goes_on_as_it_was_has_no_history(run):
     assert not (run.path / HISTORY).exists()
 
 
-def test_a_change_that_is_taken_back_before_it_was_trained_leaves_no_trace(run):
+def test_config_history_a_change_that_is_taken_back_before_it_was_trained_leaves_no_trace(run):
     resume(run, 5, "training.num_steps=9")
     resume(run, 5, "training.num_steps=400")
     assert read_history(run.path) == []
 
 
-def test_two_resumes_before_the_next_step_make_one_entry_with_what_both_said(run):
+def test_config_history_two_resumes_before_the_next_step_make_one_entry_with_what_both_said(run):
     resume(run, 5, "training.learning_rate=2e-5")
     resume(run, 5, "training.num_steps=9")
     (entry,) = read_history(run.path)
@@ -106,7 +106,7 @@ def test_two_resumes_before_the_next_step_make_one_entry_with_what_both_said(run
     assert sorted(entry.changed) == ["training.learning_rate", "training.num_steps"]
 
 
-def test_a_run_that_recorded_from_its_first_step_on_is_replayed_from_there(run):
+def test_config_history_a_run_that_recorded_from_its_first_step_on_is_replayed_from_there(run):
     resume(run, 0, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
     resume(run, 8, "rollout.max_new_tokens=99")
     history = read_history(run.path)
@@ -114,7 +114,7 @@ def test_a_run_that_recorded_from_its_first_step_on_is_replayed_from_there(run):
     assert first_recorded(run.path)["rollout"]["max_new_tokens"] == 17
 
 
-def test_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_path):
+def test_config_history_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_path):
     resume(run, 5, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
     resume(run, 8, "rollout.max_new_tokens=99")
     assert first_recorded(run.path)["rollout"]["max_new_tokens"] == 17
@@ -122,7 +122,7 @@ def test_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_pat
 
 
 @pytest.mark.parametrize("text", ["- from_step: one\n", "- {from_step: 1, changed: {name: x}}\n", "- 3\n"])
-def test_a_history_that_was_damaged_is_named(run, text):
+def test_config_history_a_history_that_was_damaged_is_named(run, text):
     (run.path / HISTORY).write_text(text)
     with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a history of settings \(a change"):
         resume(run, 5)
@@ -141,7 +141,7 @@ _TREES = st.dictionaries(
     st.lists(st.tuples(st.integers(0, 6), _TREES, st.sampled_from(["whole", "no config", "no end"])), min_size=1),
 )
 @example([(0, {"a": 1}, "whole"), (3, {"a": 2}, "whole"), (2, {"a": 1}, "no config"), (2, {"a": 2}, "whole")])
-def test_undoing_changes_gives_what_was_trained(resumes):
+def test_config_history_undoing_changes_gives_what_was_trained(resumes):
     """Against a plain list of what each step was trained with; a resume from a checkpoint forgets the later steps.
 
     Some resumes are killed while they write their files, before any step.
@@ -161,7 +161,7 @@ def test_undoing_changes_gives_what_was_trained(resumes):
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3])
-def test_a_resume_that_is_killed_between_its_files_leaves_a_true_history(run, monkeypatch, written):
+def test_config_history_a_resume_that_is_killed_between_its_files_leaves_a_true_history(run, monkeypatch, written):
     """Steps from 51 on had another learning rate; a resume from step 30 that takes it back is killed."""
     usual = load_config(BASE).training.learning_rate
     resume(run, 50, "training.learning_rate=2e-5")
@@ -183,7 +183,7 @@ def test_a_resume_that_is_killed_between_its_files_leaves_a_true_history(run, mo
     assert goes_on_with == (2e-5 if written < 2 else usual)
 
 
-def test_differences_are_dotted_leaves():
+def test_config_history_differences_are_dotted_leaves():
     before, after = {"a": {"b": 1, "c": [1]}, "x.y": 1}, {"a": {"b": 2, "c": [1]}, "x.y": 1}
     assert list(differences({"k": before["a"]}, {"k": after["a"]}, "")) == [("k.b", 1, 2)]
     assert list(differences(before, after, "s")) == [("s", before, after)]

@@ -20,7 +20,7 @@ def config(mapping: dict[str, Any] | None = None, **changes: Any) -> RLVRConfig:
     return load_config(tree)
 
 
-def test_a_name_is_short_for_a_judge_of_one_engine() -> None:
+def test_config_judge_a_name_is_short_for_a_judge_of_one_engine() -> None:
     loaded = config(judge="other")
     assert loaded.judge is not None and loaded.judge.model == "other"
     assert (loaded.num_judges, loaded.judge_devices) == (1, [0])
@@ -38,7 +38,7 @@ def test_a_name_is_short_for_a_judge_of_one_engine() -> None:
         ({"judge": "3-6"}, {"tensor_parallel": 2}, 2, [3, 4, 5, 6]),
     ],
 )
-def test_engines_follow_from_devices(
+def test_config_judge_engines_follow_from_devices(
     mapping: dict[str, Any], judge: dict[str, Any], number: int, devices: list[int]
 ) -> None:
     loaded = config(mapping, judge={"engine": "vllm", **judge})
@@ -66,12 +66,12 @@ def test_engines_follow_from_devices(
         ({"judge": "m", "cluster": {"device_mapping": {"judge": 1}}}, "type local runs it on device 0 alone"),
     ],
 )
-def test_a_judge_that_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_config_judge_a_judge_that_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         config(**changes)
 
 
-def test_devices_that_are_not_there_are_refused() -> None:
+def test_config_judge_devices_that_are_not_there_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"device_mapping\.judge names device 4, but 1 x 4 devices"):
         loaded = config({"judge": 4}, judge="m")
         place(loaded.cluster, loaded.roles, devices_per_node=4)

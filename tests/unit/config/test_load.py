@@ -37,7 +37,7 @@ def changed(*lines: str) -> dict:
     return tree
 
 
-def test_the_quickstart_loads():
+def test_config_load_the_quickstart_loads():
     config = load_config(QUICKSTART)
     assert config.name == "quickstart"
     assert config.model.path == "smollm2-135m-instruct"
@@ -47,11 +47,11 @@ def test_the_quickstart_loads():
 
 
 @pytest.mark.parametrize("example", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.name)
-def test_every_example_loads(example):
+def test_config_load_every_example_loads(example):
     assert load_config(example).pipeline == yaml.safe_load(example.read_text())["pipeline"]
 
 
-def test_overrides_reach_everywhere_and_are_written_as_in_yaml():
+def test_config_load_overrides_reach_everywhere_and_are_written_as_in_yaml():
     config = load_config(
         QUICKSTART,
         [
@@ -74,7 +74,7 @@ def test_overrides_reach_everywhere_and_are_written_as_in_yaml():
     assert config.tracking.wandb == "my project"
 
 
-def test_an_override_reaches_inside_what_the_file_writes_in_short():
+def test_config_load_an_override_reaches_inside_what_the_file_writes_in_short():
     config = load_config(QUICKSTART, ["model.dtype=float32", "data.0.reward.0.time_limit_s=2"])
     assert (config.model.path, config.model.dtype) == ("smollm2-135m-instruct", "float32")
     assert (config.data[0].reward[0].type, config.data[0].reward[0].time_limit_s) == ("math", 2.0)
@@ -83,12 +83,12 @@ def test_an_override_reaches_inside_what_the_file_writes_in_short():
     assert judge is not None and (judge.model, judge.num_engines) == ("small", 2)
 
 
-def test_an_override_one_past_the_end_of_a_list_adds_an_entry():
+def test_config_load_an_override_one_past_the_end_of_a_list_adds_an_entry():
     config = load_config(QUICKSTART, ["data.1.source=file", "data.1.path=x.jsonl", "data.1.reward=exact"])
     assert [entry.source for entry in config.data] == ["arithmetic", "file"]
 
 
-def test_the_last_of_several_overrides_holds():
+def test_config_load_the_last_of_several_overrides_holds():
     assert load_config(QUICKSTART, ["seed=1", "seed=2"]).seed == 2
 
 
@@ -96,35 +96,35 @@ def test_the_last_of_several_overrides_holds():
     ("override", "value"),
     [("name=123", "123"), ("name='123'", "123"), ("output_dir=true", "true"), ("name=1e5", "1e5")],
 )
-def test_an_override_of_text_is_text_whatever_it_looks_like(override, value):
+def test_config_load_an_override_of_text_is_text_whatever_it_looks_like(override, value):
     config = load_config(QUICKSTART, [override])
     assert value in (config.name, config.output_dir)
 
 
-def test_a_template_in_braces_needs_no_quotes_in_an_override():
+def test_config_load_a_template_in_braces_needs_no_quotes_in_an_override():
     config = load_config(QUICKSTART, ["data.0.prompt_template={prompt} = ?"])
     assert config.data[0].prompt_template == "{prompt} = ?"
 
 
-def test_null_clears_an_optional_text():
+def test_config_load_null_clears_an_optional_text():
     config = load_config(changed("data.0.system_prompt=Be brief."), ["data.0.system_prompt=null"])
     assert config.data[0].system_prompt is None
 
 
-def test_overrides_may_be_a_dictionary_of_values():
+def test_config_load_overrides_may_be_a_dictionary_of_values():
     overrides = {"training.learning_rate": 1e-7, "name": "a: b"[:1], "data.0.operations": ("-",)}
     config = load_config(QUICKSTART, overrides)
     assert (config.training.learning_rate, config.name, config.data[0].operations) == (1e-7, "a", ["-"])
     assert load_config(QUICKSTART, as_override_list(overrides)) == config
 
 
-def test_the_file_is_not_changed_by_overrides():
+def test_config_load_the_file_is_not_changed_by_overrides():
     tree = changed()
     load_config(tree, ["training.num_steps=3"])
     assert tree == changed()
 
 
-def test_resolved_makes_the_same_configuration_again(tmp_path):
+def test_config_load_resolved_makes_the_same_configuration_again(tmp_path):
     overrides = ["model.lora.rank=4", "data.0.reward=[{type: regex, pattern: 'a: {answer}'}, exact]", "name=1e5"]
     config = load_config(QUICKSTART, overrides)
     assert load_config(resolved(config)) == config
@@ -133,19 +133,19 @@ def test_resolved_makes_the_same_configuration_again(tmp_path):
     assert set(resolved(config)) == set(RLVRConfig.model_fields)
 
 
-def test_a_configuration_is_taken_as_it_is_and_can_be_changed():
+def test_config_load_a_configuration_is_taken_as_it_is_and_can_be_changed():
     config = load_config(QUICKSTART)
     assert load_config(config) is config
     assert load_config(config, ["seed=5"]).seed == 5
     assert config.seed == 0
 
 
-def test_a_loaded_configuration_cannot_be_changed():
+def test_config_load_a_loaded_configuration_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         load_config(QUICKSTART).training.num_steps = 3
 
 
-def test_an_unknown_key_names_file_line_and_the_nearest():
+def test_config_load_an_unknown_key_names_file_line_and_the_nearest():
     text = QUICKSTART.read_text().replace("learning_rate:", "lerning_rate:")
     path = QUICKSTART.parent / "nowhere.yaml"
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "lerning" in content)
@@ -159,7 +159,7 @@ def test_an_unknown_key_names_file_line_and_the_nearest():
     assert not path.exists()
 
 
-def test_a_key_inside_an_override_is_not_said_to_stand_in_the_file():
+def test_config_load_a_key_inside_an_override_is_not_said_to_stand_in_the_file():
     written = "data=[{source: arithmetic, reward: {type: math, tims: 2}}]"
     with pytest.raises(ConfigError) as refused:
         load_config(QUICKSTART, [written])
@@ -183,24 +183,24 @@ def test_a_key_inside_an_override_is_not_said_to_stand_in_the_file():
         ("model.lora.rnk=1", "Did you mean 'rank'?"),
     ],
 )
-def test_an_unknown_key_gets_the_right_hint(override, hint):
+def test_config_load_an_unknown_key_gets_the_right_hint(override, hint):
     message = refusal(QUICKSTART, override)
     assert hint in message
     assert f"override '{override}'" in message
 
 
-def test_the_column_of_answers_is_found_by_its_name_in_another_pipeline():
+def test_config_load_the_column_of_answers_is_found_by_its_name_in_another_pipeline():
     prompts, examples = QUICKSTART, QUICKSTART.with_name("sft.yaml")
     file = "data=[{source: file, path: x.jsonl, reward: exact, %s: y}]"
     assert "Did you mean 'answer_key'?" in refusal(prompts, file % "completion_key")
     assert "Did you mean 'completion_key'?" in refusal(examples, (file % "answer_key").replace("reward: exact, ", ""))
 
 
-def test_a_key_of_another_source_says_what_this_source_has():
+def test_config_load_a_key_of_another_source_says_what_this_source_has():
     assert "data.0.split" in refusal(changed("data.0.split=train"))
 
 
-def test_names_from_elsewhere_lead_to_keys_that_exist():
+def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
     known = {key.dotted for key in all_keys(RLVRConfig)}
     assert set(NAMES_ELSEWHERE.values()) <= known
     assert not set(NAMES_ELSEWHERE) & {key.path[-1] for key in all_keys(RLVRConfig)}
@@ -256,13 +256,13 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("pipeline=3", "'pipeline': 3 is not known."),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_named_with_what_is_right(line, expected):
+def test_config_load_a_wrong_value_is_named_with_what_is_right(line, expected):
     message = refusal(changed(line))
     assert expected in message
     assert "\n" not in message
 
 
-def test_a_missing_key_says_what_it_is_for_and_how_to_write_it():
+def test_config_load_a_missing_key_says_what_it_is_for_and_how_to_write_it():
     message = refusal({"name": "x", "model": "m", "data": [{"source": "arithmetic"}]})
     assert (
         "missing key 'training': How the model is updated. Write, for example, `training: {num_steps: 40}`." in message
@@ -271,7 +271,7 @@ def test_a_missing_key_says_what_it_is_for_and_how_to_write_it():
     assert message.startswith("2 problems in the configuration:\n  ")
 
 
-def test_all_problems_of_file_and_overrides_come_together(tmp_path):
+def test_config_load_all_problems_of_file_and_overrides_come_together(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(QUICKSTART.read_text().replace("num_steps: 32", "num_steps: many"))
     message = refusal(path, "seed=-1", "nmae=x")
@@ -281,7 +281,7 @@ def test_all_problems_of_file_and_overrides_come_together(tmp_path):
     assert "unknown key 'nmae' (override 'nmae=x'). Did you mean 'name'?" in message
 
 
-def test_a_combination_that_is_wrong_points_at_its_line(tmp_path):
+def test_config_load_a_combination_that_is_wrong_points_at_its_line(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(QUICKSTART.read_text().replace("group_size: 8", "group_size: 1"))
     assert f"({path}:7)." in refusal(path)
@@ -300,11 +300,11 @@ def test_a_combination_that_is_wrong_points_at_its_line(tmp_path):
         ("data.0.operations.0.x=1", "single value"),
     ],
 )
-def test_an_override_that_cannot_be_applied_is_refused(override, expected):
+def test_config_load_an_override_that_cannot_be_applied_is_refused(override, expected):
     assert expected in refusal(QUICKSTART, override)
 
 
-def test_overrides_as_one_text_are_refused():
+def test_config_load_overrides_as_one_text_are_refused():
     with pytest.raises(ConfigError, match="put it in a list"):
         load_config(QUICKSTART, "seed=1")
 
@@ -318,18 +318,18 @@ def test_overrides_as_one_text_are_refused():
         (5, "a configuration is a file or a dictionary, got int"),
     ],
 )
-def test_python_values_that_are_not_plain_are_refused(source, expected):
+def test_config_load_python_values_that_are_not_plain_are_refused(source, expected):
     assert expected in refusal(source)
 
 
 @pytest.mark.parametrize("depth", [*range(100, 1000, 50), 5000])
-def test_what_is_nested_too_deeply_is_refused_at_every_depth(depth, tmp_path):
+def test_config_load_what_is_nested_too_deeply_is_refused_at_every_depth(depth, tmp_path):
     path = tmp_path / "deep.yaml"
     path.write_text(QUICKSTART.read_text() + "\ntracking: " + "{a: " * depth + "1" + "}" * depth)
     assert "deep.yaml" in refusal(path)
 
 
-def test_a_relative_file_or_run_says_where_it_was_looked_for(tmp_path, monkeypatch):
+def test_config_load_a_relative_file_or_run_says_where_it_was_looked_for(tmp_path, monkeypatch):
     from roll.tracking.run_directory import RunDirectory
 
     monkeypatch.chdir(tmp_path)
@@ -339,23 +339,23 @@ def test_a_relative_file_or_run_says_where_it_was_looked_for(tmp_path, monkeypat
         RunDirectory.open("runs/x")
 
 
-def test_a_path_object_is_text():
+def test_config_load_a_path_object_is_text():
     assert load_config(changed() | {"output_dir": Path("a") / "b"}).output_dir == "a/b"
 
 
-def test_a_message_does_not_grow_without_end():
+def test_config_load_a_message_does_not_grow_without_end():
     message = refusal(changed() | {f"unknown_{i}": i for i in range(100)})
     assert len(message.splitlines()) == MAX_LINES + 2
     assert message.endswith("... and 80 more")
 
 
-def test_keys_with_odd_characters_stay_on_their_line():
+def test_config_load_keys_with_odd_characters_stay_on_their_line():
     message = refusal(changed() | {"a\nb": 1})
     assert "unknown key 'a\\nb'" in message
     assert "\n" not in message
 
 
-def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
+def test_config_load_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
     with pytest.raises(RunDirectoryError, match="is not a run"):
         load_run_config(tmp_path)
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
@@ -369,7 +369,7 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [["pipeline=sft"], {"pipeline": "sft"}, ["training.num_steps=80", "pipeline=no"]])
-def test_resume_with_another_pipeline_is_refused_in_one_line(tmp_path, overrides):
+def test_config_load_resume_with_another_pipeline_is_refused_in_one_line(tmp_path, overrides):
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
     with pytest.raises(
         ConfigError, match=r"'pipeline' is 'rlvr' in this run and cannot change to '(sft|no)'"
@@ -379,7 +379,7 @@ def test_resume_with_another_pipeline_is_refused_in_one_line(tmp_path, overrides
     assert load_run_config(tmp_path, ["pipeline=rlvr"]).pipeline == "rlvr"
 
 
-def test_a_range_is_written_as_a_list():
+def test_config_load_a_range_is_written_as_a_list():
     config = load_config(
         QUICKSTART, ["rollout.scheduling.stop_doomed_groups=true", "rollout.scheduling.reward_range=[0, 1]"]
     )
@@ -389,11 +389,11 @@ def test_a_range_is_written_as_a_list():
         load_config(QUICKSTART, ["rollout.scheduling.reward_range=[0, 1, 2]"])
 
 
-def test_a_number_too_long_to_be_written_is_named():
+def test_config_load_a_number_too_long_to_be_written_is_named():
     assert "got a number that is too long" in refusal(changed() | {"name": [16**5000]})
 
 
-def test_epochs_have_an_end():
+def test_config_load_epochs_have_an_end():
     tree = {"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]}
     config = load_config(tree | {"training": {"num_epochs": 1_000_000, "num_steps": 5}})
     assert config.training.within(10).num_steps == 5

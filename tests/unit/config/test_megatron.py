@@ -15,14 +15,14 @@ from roll.errors import ModelError
 
 
 @pytest.mark.parametrize("parallel", [{"cp": 2}, {"dp_replicate": 2, "tp": 2}])
-def test_it_divides_weights_and_layers_alone(parallel: dict[str, int]) -> None:
+def test_config_megatron_it_divides_weights_and_layers_alone(parallel: dict[str, int]) -> None:
     TrainingConfig(num_steps=1, backend="megatron", parallel=ParallelConfig(tp=2, pp=2))
     with pytest.raises(ValidationError, match="the back-end megatron takes tp and pp"):
         TrainingConfig(num_steps=1, backend="megatron", parallel=ParallelConfig(**parallel))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is not None, reason="Megatron is installed")
-def test_without_the_package_the_message_names_the_extra(tiny_model: Path) -> None:
+def test_config_megatron_without_the_package_the_message_names_the_extra(tiny_model: Path) -> None:
     from roll.training import TrainerSpec
 
     training = TrainingConfig(num_steps=1, backend="megatron")

@@ -32,7 +32,9 @@ TWO = [{"source": "arithmetic", "domain": name, "reward": "math"} for name in ("
         ({"data": [{"source": "guess_number", "demonstrations": True}]}, r"brings demonstrations"),
     ],
 )
-def test_what_none_of_them_does_is_refused(base: dict[str, Any], change: dict[str, Any], words: str) -> None:
+def test_config_online_what_none_of_them_does_is_refused(
+    base: dict[str, Any], change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config({**base, **change})
 
@@ -58,18 +60,18 @@ def test_what_none_of_them_does_is_refused(base: dict[str, Any], change: dict[st
         ({"cluster": {"device_mapping": {"teacher": [0]}}}, r"the student's own trainer holds the teachers"),
     ],
 )  # fmt: skip
-def test_a_distillation_that_cannot_be_is_refused(change: dict[str, Any], words: str) -> None:
+def test_config_online_a_distillation_that_cannot_be_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config({**DISTILL, **change})
 
 
-def test_teachers_are_a_role_where_the_students_trainer_does_not_hold_them() -> None:
+def test_config_online_teachers_are_a_role_where_the_students_trainer_does_not_hold_them() -> None:
     assert "teacher" not in load_config(DISTILL).roles
     assert load_config({**DISTILL, **AS_REWARD}).roles["teacher"].kind == "trainer"
     assert load_config({**DISTILL, **AS_REWARD, **IN_ENGINE}).roles["teacher"].kind == "engine"
 
 
-def test_every_source_has_the_teacher_that_names_it_or_the_one_that_names_none() -> None:
+def test_config_online_every_source_has_the_teacher_that_names_it_or_the_one_that_names_none() -> None:
     config: Any = load_config({**DISTILL, "data": TWO, "teacher": ["m", {"model": "n", "domains": ["b"]}]})
     assert config.teacher_of == {"a": 0, "b": 1}
 
@@ -82,18 +84,18 @@ def test_every_source_has_the_teacher_that_names_it_or_the_one_that_names_none()
         ({"preference": {"type": "simpo"}, "cluster": {"device_mapping": {"reference": [0]}}}, r"needs no reference"),
     ],
 )
-def test_pairs_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
+def test_config_online_pairs_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load_config({**PREFER, **change})
 
 
-def test_a_reference_is_a_role_where_a_method_compares_with_one_and_there_are_no_adapters_to_leave_out() -> None:
+def test_config_online_a_reference_is_a_role_where_a_method_needs_one_and_no_adapters_are_trained() -> None:
     assert "reference" in load_config(PREFER).roles
     assert "reference" not in load_config({**PREFER, "preference": {"type": "simpo"}}).roles
     lora = {"path": "smollm2-135m-instruct", "lora": {"rank": 4}}
     assert "reference" not in load_config({**PREFER, "model": lora}).roles
 
 
-def test_no_more_answers_can_be_kept_than_there_are() -> None:
+def test_config_online_no_more_answers_can_be_kept_than_there_are() -> None:
     with pytest.raises(ConfigError, match=r"rejection.keep 9 exceeds rollout.group_size 8"):
         load_config({**REJECT, "rejection": {"keep": 9}})

@@ -14,7 +14,7 @@ QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 STAGES = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-3", "training.parallel.pp=4"]
 
 
-def test_stages_and_what_divides_a_row_share_their_samples() -> None:
+def test_config_parallel_stages_and_what_divides_a_row_share_their_samples() -> None:
     parallel = ParallelConfig(pp=2, cp=3, tp=2, dp_replicate=5)
     assert (parallel.num_ranks, parallel.share_ranks, parallel.row_ranks) == (60, 12, 6)
     assert parallel.misfit(120) is None
@@ -23,13 +23,13 @@ def test_stages_and_what_divides_a_row_share_their_samples() -> None:
     )
 
 
-def test_credit_by_attention_is_refused_with_stages() -> None:
+def test_config_parallel_credit_by_attention_is_refused_with_stages() -> None:
     load_config(QUICKSTART, STAGES)
     with pytest.raises(ConfigError, match=r"algorithm.credit.type \w+ looks at layers that several stages have"):
         load_config(QUICKSTART, [*STAGES, "algorithm.type=attention_credit"])
 
 
-def test_parts_of_stages_are_refused_without_stages() -> None:
+def test_config_parallel_parts_of_stages_are_refused_without_stages() -> None:
     load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=2"])
     with pytest.raises(ConfigError, match=r"vpp 2 gives every stage .* set training.parallel.pp to 2 or more"):
         load_config(QUICKSTART, ["training.parallel.vpp=2"])
@@ -41,6 +41,6 @@ def test_parts_of_stages_are_refused_without_stages() -> None:
     ("backend", "says"),
     [("megatron", "megatron takes tp and pp: leave out the others"), ("deepspeed", "leave training.parallel out")],
 )
-def test_parts_of_stages_are_refused_by_other_back_ends(backend: str, says: str) -> None:
+def test_config_parallel_parts_of_stages_are_refused_by_other_back_ends(backend: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=2", f"training.backend={backend}"])

@@ -43,16 +43,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("~/rewards.py:score", "/rewards.py:score"),
     ],
 )
-def test_paths_are_expanded(home: Path, written: str, meant: str) -> None:
+def test_config_path_are_expanded(home: Path, written: str, meant: str) -> None:
     assert expanded(written) == f"{home}{meant.format(home=home)}"
 
 
 @pytest.mark.parametrize("name", ["a/~/b", "owner/model", "smollm2-135m-instruct", "costs 5$", "a~", "", None])
-def test_paths_without_a_variable_stay_as_they_are(home: Path, name: str | None) -> None:
+def test_config_path_without_a_variable_stay_as_they_are(home: Path, name: str | None) -> None:
     assert expanded(name) == name
 
 
-def test_paths_of_files_whose_names_look_like_variables_stay_as_they_are(home: Path) -> None:
+def test_config_path_of_files_whose_names_look_like_variables_stay_as_they_are(home: Path) -> None:
     for name in ("$rows.jsonl", "~nobody-here.jsonl"):
         with pytest.raises(ValueError, match="not known here"):
             expanded(name)
@@ -69,14 +69,14 @@ def test_paths_of_files_whose_names_look_like_variables_stay_as_they_are(home: P
         ("data.0.held_out_path", lambda c: c.data[0].held_out_path),
     ],
 )
-def test_paths_of_a_configuration_are_expanded_or_refused(home: Path, override: str, value: Any) -> None:
+def test_config_path_of_a_configuration_are_expanded_or_refused(home: Path, override: str, value: Any) -> None:
     assert value(load_config(BASE, [f"{override}=~/there"])) == f"{home}/there"
     assert value(load_config(BASE, [f"{override}=$HOME/there"])) == f"{home}/there"
     with pytest.raises(ConfigError, match=r"'\$NOWHERE/there' names the variable \$NOWHERE, which is not known here"):
         load_config(BASE, [f"{override}=$NOWHERE/there"])
 
 
-def test_paths_of_functions_and_of_an_agents_files_are_expanded(home: Path) -> None:
+def test_config_path_of_functions_and_of_an_agents_files_are_expanded(home: Path) -> None:
     reward = {"type": "python", "function": "~/rewards.py:score"}
     loaded: Any = load_config({**BASE, "data": [{"source": "arithmetic", "reward": reward}]})
     assert loaded.data[0].reward[0].function == f"{home}/rewards.py:score"
@@ -85,7 +85,7 @@ def test_paths_of_functions_and_of_an_agents_files_are_expanded(home: Path) -> N
     assert loaded.rollout.agent.files == {"a.sh": f"{home}/a.sh"}
 
 
-def test_paths_are_marked_wherever_a_key_is_called_like_one() -> None:
+def test_config_path_are_marked_wherever_a_key_is_called_like_one() -> None:
     """Whoever adds a key for a path uses `path_option`."""
     words = ("path", "file", "files", "dir", "directory", "folder", "model", "function", "checkpoint")
     missing: set[str] = set()
@@ -111,7 +111,7 @@ def test_paths_are_marked_wherever_a_key_is_called_like_one() -> None:
 
 
 @pytest.mark.parametrize(("seed", "good"), [(0, True), (2**64 - 1, True), (2**64, False), (-1, False)])
-def test_a_seed_is_one_that_every_generator_takes(seed: int, good: bool) -> None:
+def test_config_path_a_seed_is_one_that_every_generator_takes(seed: int, good: bool) -> None:
     if good:
         assert load_config(BASE, {"seed": seed}).seed == seed
         return
@@ -120,7 +120,7 @@ def test_a_seed_is_one_that_every_generator_takes(seed: int, good: bool) -> None
 
 
 @pytest.mark.parametrize("name", ["a\x00b", "a/" + "x" * 300, "é" * 200])
-def test_paths_that_no_file_can_have_are_refused(name: str) -> None:
+def test_config_path_that_no_file_can_have_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=r"'output_dir': .* can be no file's name"):
         load_config({**BASE, "output_dir": name})
     with pytest.raises(ModelError, match="can be no file's name"):
@@ -128,7 +128,7 @@ def test_paths_that_no_file_can_have_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["$EMPTY/there", "${EMPTY}/there"])
-def test_paths_with_an_empty_variable_are_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+def test_config_path_with_an_empty_variable_are_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """They would begin at the root of all files."""
     monkeypatch.setenv("EMPTY", "")
     with pytest.raises(ConfigError, match=r"names the variable \$\{?EMPTY\}?, which is empty"):
@@ -136,7 +136,9 @@ def test_paths_with_an_empty_variable_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("command", [["resume"], ["view"], ["export", "out"], ["dashboard"]])
-def test_paths_that_are_too_long_are_said_in_one_line(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+def test_config_path_that_are_too_long_are_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
     name, *rest = command
     assert run([name, "x" * 300, *rest]) == 2
     assert capsys.readouterr().err.endswith("is longer than a file's name may be.\n")

@@ -72,7 +72,7 @@ def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PIPELINES._entries, "toy", "toy_configuration:CONFIG")
 
 
-def test_it_is_loaded_from_a_file_with_overrides_and_back(tmp_path: Path) -> None:
+def test_config_pipelines_it_is_loaded_from_a_file_with_overrides_and_back(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(dump(BASE))
     config = load_config(file, ["imitation.num_epochs=3", "cluster.num_nodes=1", "model.path=other"])
@@ -82,7 +82,7 @@ def test_it_is_loaded_from_a_file_with_overrides_and_back(tmp_path: Path) -> Non
     assert load_config(BASE | {"pipeline": "rlvr"}, ["pipeline=toy"]).pipeline == "toy"
 
 
-def test_its_own_sections_stand_where_a_reader_looks_first() -> None:
+def test_config_pipelines_its_own_sections_stand_where_a_reader_looks_first() -> None:
     keys = list(resolved(load_config(BASE)))
     assert keys[:5] == ["pipeline", "name", "output_dir", "seed", "model"] and keys[5] == "imitation"
     assert keys[6:] == ["checkpoint", "cluster", "tracking", "alarms"]
@@ -100,17 +100,17 @@ def test_its_own_sections_stand_where_a_reader_looks_first() -> None:
         ({"pipeline": "tow"}, r"'pipeline': 'tow' is not known. Did you mean 'toy'\? Known: .*toy"),
     ],
 )
-def test_its_errors_are_as_clear(change: dict[str, Any], message: str) -> None:
+def test_config_pipelines_its_errors_are_as_clear(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(BASE | change)
 
 
-def test_a_missing_section_says_what_it_is_for() -> None:
+def test_config_pipelines_a_missing_section_says_what_it_is_for() -> None:
     with pytest.raises(ConfigError, match=r"missing key 'imitation': What is imitated\. .*dialogues\.jsonl"):
         load_config({key: value for key, value in BASE.items() if key != "imitation"})
 
 
-def test_it_is_explained_and_has_a_schema_and_a_page(tmp_path: Path) -> None:
+def test_config_pipelines_it_is_explained_and_has_a_schema_and_a_page(tmp_path: Path) -> None:
     assert "imitation" in explain("", "toy") and "rollout" not in explain("", "toy")
     assert "How often it is read." in explain("num_epochs", "toy")
     with pytest.raises(ConfigError, match="'group_size' is a key of another pipeline: add --pipeline agentic"):
@@ -126,7 +126,7 @@ def test_it_is_explained_and_has_a_schema_and_a_page(tmp_path: Path) -> None:
             function(*(["", "tyo"] if function is explain else ["tyo"]))  # type: ignore[operator]
 
 
-def test_commands_explain_and_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_pipelines_commands_explain_and_show_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "explain", "--pipeline", "toy", "num_epochs"]) == 0
     assert "How often it is read." in capsys.readouterr().out
     assert run(["config", "schema", "--pipeline", "toy"]) == 0
@@ -141,7 +141,7 @@ def test_commands_explain_and_show_it(tmp_path: Path, capsys: pytest.CaptureFixt
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.yaml"]
 
 
-def test_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -> None:
+def test_config_pipelines_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(BASE)))
     assert load_run_config(tmp_path, ["imitation.num_epochs=2"]).section("imitation", ImitationConfig).num_epochs == 2
     with pytest.raises(ConfigError, match="'seed' is 0 in this run and cannot change"):
@@ -154,7 +154,7 @@ def test_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -
         load_given(BASE, (), [{"prompt": "p"}], None, "math")
 
 
-def test_a_role_of_its_own_gets_devices_like_any_other() -> None:
+def test_config_pipelines_a_role_of_its_own_gets_devices_like_any_other() -> None:
     cluster = {"type": "ray", "device_mapping": {"actor_train": "0-1", "teacher": "4-7"}}
     config = load_config(BASE | {"cluster": cluster}, ["cluster.num_nodes=2"])
     seats = place(config.cluster, config.roles, devices_per_node=4).seats
@@ -178,7 +178,7 @@ def test_a_role_of_its_own_gets_devices_like_any_other() -> None:
         ("cluster.device_mapping.actor_train=0-3", "for 4 trainer ranks, but cluster.type local"),
     ],
 )
-def test_a_mapping_that_the_pipeline_cannot_use_is_refused(override: str, message: str) -> None:
+def test_config_pipelines_a_mapping_that_the_pipeline_cannot_use_is_refused(override: str, message: str) -> None:
     ray = ["cluster.type=ray"] if "actor_train" not in override else []
     with pytest.raises(ConfigError, match=message):
         load_config(BASE, [*ray, override])

@@ -25,7 +25,7 @@ from roll.config.scheduling import SchedulingConfig
         ({"reward_range": (1.0, 0.0)}, "from low to high"),
     ],
 )
-def test_contradictions_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_config_scheduling_contradictions_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         SchedulingConfig(**settings)
 
@@ -40,10 +40,12 @@ def test_contradictions_are_refused(settings: dict[str, Any], reason: str) -> No
         ({"type": "tail_batching", "prompt_redundancy": 1.5}, 128, 192),
     ],
 )
-def test_redundancy_is_rounded_up_to_whole_prompts(settings: dict[str, Any], wanted: int, prompts: int) -> None:
+def test_config_scheduling_redundancy_is_rounded_up_to_whole_prompts(
+    settings: dict[str, Any], wanted: int, prompts: int
+) -> None:
     assert SchedulingConfig(**settings).num_prompts(wanted) == prompts
 
 
 @pytest.mark.parametrize(("ratio", "bound"), [(0.0, 0), (0.25, 1), (1.0, 1), (1.5, 2), (8.0, 8)])
-def test_the_staleness_bound_is_the_ratio_rounded_up(ratio: float, bound: int) -> None:
+def test_config_scheduling_the_staleness_bound_is_the_ratio_rounded_up(ratio: float, bound: int) -> None:
     assert SchedulingConfig(async_ratio=ratio).max_staleness == bound

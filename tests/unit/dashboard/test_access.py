@@ -27,7 +27,7 @@ def everywhere(path: Path) -> TestClient:
     return client_of(path, host="0.0.0.0", token=TOKEN, own="http://machine.example:7265")
 
 
-def test_without_the_token_nothing_at_all_is_answered(make_run: MakeRun) -> None:
+def test_dashboard_access_without_the_token_nothing_at_all_is_answered(make_run: MakeRun) -> None:
     path = make_run()
     client = everywhere(path)
     run = ids(client_of(path))["demo"]
@@ -42,7 +42,7 @@ def test_without_the_token_nothing_at_all_is_answered(make_run: MakeRun) -> None
     assert client.get("/api/runs", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
 
 
-def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(make_run: MakeRun) -> None:
+def test_dashboard_access_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(make_run: MakeRun) -> None:
     client = everywhere(make_run())
     answer = client.get("/?token=t0ken-of-this-server&view=%23%2Foverview")
     assert answer.status_code == 303
@@ -52,7 +52,7 @@ def test_a_token_in_the_address_becomes_a_cookie_and_leaves_the_address(make_run
     assert client.get("/api/runs", headers={"Cookie": f"{COOKIE}={TOKEN}"}).status_code == 200
 
 
-def test_a_redirect_never_leads_to_another_site(make_run: MakeRun) -> None:
+def test_dashboard_access_a_redirect_never_leads_to_another_site(make_run: MakeRun) -> None:
     client = everywhere(make_run())
     for path in ("//evil.example/", "///evil.example", "/\\evil.example"):
         location = client.get(f"http://machine.example:7265{path}?token={TOKEN}").headers["location"]
@@ -62,24 +62,24 @@ def test_a_redirect_never_leads_to_another_site(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:7265", "127.0.0.1.evil.example", "localhost@evil.example", "", "a b", "[::1"]
 )
-def test_a_request_that_calls_this_machine_otherwise_is_refused(make_run: MakeRun, host: str) -> None:
+def test_dashboard_access_a_request_that_calls_this_machine_otherwise_is_refused(make_run: MakeRun, host: str) -> None:
     client = client_of(make_run())
     answer = client.get("/api/runs", headers={"Host": host})
     assert answer.status_code == 403
     assert "demo" not in answer.text
 
 
-def test_without_a_token_a_server_on_all_addresses_answers_to_no_name(make_run: MakeRun) -> None:
+def test_dashboard_access_without_a_token_a_server_on_all_addresses_answers_to_no_name(make_run: MakeRun) -> None:
     client = client_of(make_run(), host="0.0.0.0", own="http://machine.example:7265")
     assert client.get("/api/runs").status_code == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7265", "localhost", "LOCALHOST:8000", "[::1]:7265", "127.0.0.2"])
-def test_this_machine_has_several_names(make_run: MakeRun, host: str) -> None:
+def test_dashboard_access_this_machine_has_several_names(make_run: MakeRun, host: str) -> None:
     assert client_of(make_run()).get("/api/runs", headers={"Host": host}).status_code == 200
 
 
-def test_everything_is_only_read(make_run: MakeRun) -> None:
+def test_dashboard_access_everything_is_only_read(make_run: MakeRun) -> None:
     client = client_of(make_run())
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
         assert client.request(method, "/api/runs").status_code == 405
@@ -87,7 +87,7 @@ def test_everything_is_only_read(make_run: MakeRun) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-def test_every_answer_forbids_foreign_scripts_frames_and_guesses(make_run: MakeRun) -> None:
+def test_dashboard_access_every_answer_forbids_foreign_scripts_frames_and_guesses(make_run: MakeRun) -> None:
     client = client_of(make_run())
     for url in ("/", "/api/runs", "/api/runs/none/facets", "/no/such", "/static/none.js"):
         headers = client.get(url).headers
@@ -103,7 +103,7 @@ def test_every_answer_forbids_foreign_scripts_frames_and_guesses(make_run: MakeR
     )
 
 
-def test_other_addresses_get_a_token_and_this_machine_needs_none(
+def test_dashboard_access_other_addresses_get_a_token_and_this_machine_needs_none(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [listening.close() for listening in sockets])
@@ -120,12 +120,12 @@ def test_other_addresses_get_a_token_and_this_machine_needs_none(
 
 
 @pytest.mark.parametrize("token", ["", "short", "with space", "a;b=cdefgh", "ümlautümlaut"])
-def test_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
+def test_dashboard_access_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
     with pytest.raises(ConfigError, match="a token has"):
         serving.serve([tmp_path], "0.0.0.0", 0, token, open_browser=False, say=print)
 
 
-def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
+def test_dashboard_access_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
     taken = serving._listen("127.0.0.1", 0)
     taken.listen()
     port = taken.getsockname()[1]
@@ -134,7 +134,7 @@ def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
     taken.close()
 
 
-def test_a_run_that_is_not_there_is_named_with_those_that_are(
+def test_dashboard_access_a_run_that_is_not_there_is_named_with_those_that_are(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = make_run("quickstart")
@@ -142,26 +142,26 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(
     assert "Did you mean 'quickstart'?" in capsys.readouterr().err
 
 
-def test_where_no_browser_opens_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_access_where_no_browser_opens_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     serving._open_browser("http://127.0.0.1:7265/", said.append)
     assert "open the address" in said[0]
 
 
-def test_who_is_told_the_address_can_connect_at_once() -> None:
+def test_dashboard_access_who_is_told_the_address_can_connect_at_once() -> None:
     with serving._listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
         pass
 
 
-def test_a_malformed_cookie_of_another_server_does_not_hide_ours(make_run: MakeRun) -> None:
+def test_dashboard_access_a_malformed_cookie_of_another_server_does_not_hide_ours(make_run: MakeRun) -> None:
     client = client_of(make_run(), token=TOKEN)
     for other in ('theme={"dark": 1}', "a b=c", "=", 'x="y'):
         cookies = f"{other}; {cookie_name(TOKEN)}={TOKEN}; {other}"
         assert client.get("/api/runs", headers={"Cookie": cookies}).status_code == 200
 
 
-def test_a_web_socket_is_refused(make_run: MakeRun) -> None:
+def test_dashboard_access_a_web_socket_is_refused(make_run: MakeRun) -> None:
     client = client_of(make_run())
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/runs"):
         pass

@@ -30,7 +30,7 @@ def rewrite(run: Path, **values: float) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_every_question_has_an_answer_and_every_link_a_view(make_run: MakeRun) -> None:
+def test_dashboard_answers_every_question_has_an_answer_and_every_link_a_view(make_run: MakeRun) -> None:
     answers = asked(make_run())
     assert len(answers) == 11
     assert all(answer["question"].endswith("?") and answer["answer"] for answer in answers.values())
@@ -38,12 +38,12 @@ def test_every_question_has_an_answer_and_every_link_a_view(make_run: MakeRun) -
     assert views <= {"overview", "rollouts", "rollout", "time", "health", "plan"}
 
 
-def test_a_reward_that_rises_is_not_flat(make_run: MakeRun) -> None:
+def test_dashboard_answers_a_reward_that_rises_is_not_flat(make_run: MakeRun) -> None:
     run = make_run(num_steps=12)  # 0.1, 0.2, … 1.2: the first five have 0.3, the last five 1.0
     assert asked(run)["flat"]["answer"] == "It is not: it rose from 0.300 to 1.000."
 
 
-def test_a_flat_reward_is_told_its_causes(make_run: MakeRun) -> None:
+def test_dashboard_answers_a_flat_reward_is_told_its_causes(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, reward__mean=0.0, rollout__unfinished_share=0.9, data__groups_trained=0.0)
     flat = asked(run)["flat"]
@@ -52,7 +52,7 @@ def test_a_flat_reward_is_told_its_causes(make_run: MakeRun) -> None:
     assert {"text": "answers that were cut off", "view": "rollouts"}.items() <= flat["links"][1].items()
 
 
-def test_filtered_answers_are_found_by_their_step(make_run: MakeRun) -> None:
+def test_dashboard_answers_filtered_answers_are_found_by_their_step(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, data__groups_filtered=1.0)
     found = asked(run)["filtered"]
@@ -65,7 +65,7 @@ def test_filtered_answers_are_found_by_their_step(make_run: MakeRun) -> None:
     assert [row["rollout_id"] for row in rows] == ["4.1", "5.0", "5.1"]
 
 
-def test_staleness_is_compared_with_what_the_async_ratio_allows(make_run: MakeRun) -> None:
+def test_dashboard_answers_staleness_is_compared_with_what_the_async_ratio_allows(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, rollout__staleness_max=2.0, rollout__staleness_mean=0.5)
     found = asked(run)["off_policy"]
@@ -73,7 +73,7 @@ def test_staleness_is_compared_with_what_the_async_ratio_allows(make_run: MakeRu
     assert found["tone"] == "bad"
 
 
-def test_a_ledger_with_a_gap_is_told(make_run: MakeRun) -> None:
+def test_dashboard_answers_a_ledger_with_a_gap_is_told(make_run: MakeRun) -> None:
     run = make_run()
     assert "3 draws, numbered 0 to 2 without a gap" in asked(run)["once"]["answer"]
     ledger = next(run.glob("checkpoints/*/ledger.jsonl"))
@@ -83,13 +83,13 @@ def test_a_ledger_with_a_gap_is_told(make_run: MakeRun) -> None:
     assert asked(run)["once"]["tone"] == "bad"
 
 
-def test_time_goes_into_the_longest_phase(make_run: MakeRun) -> None:
+def test_dashboard_answers_time_goes_into_the_longest_phase(make_run: MakeRun) -> None:
     found = asked(make_run())["time"]  # six of ten seconds generate
     assert found["answer"] == "Mostly into generate. A step takes 10.0 s; 3 of 3 were held back by generating."
     assert found["figures"][0] == {"name": "generate, s a step", "value": 6.0}
 
 
-def test_answers_take_a_ledger_whose_entries_have_values_of_any_kind(make_run: MakeRun) -> None:
+def test_dashboard_answers_take_a_ledger_whose_entries_have_values_of_any_kind(make_run: MakeRun) -> None:
     run = make_run()
     ledger = next(run.glob("checkpoints/*/ledger.jsonl"))
     odd = {"fate": "filtered", "why": ["a", {"b": 1}], "uid": {"c": [2]}, "draw_id": [0]}
@@ -98,7 +98,7 @@ def test_answers_take_a_ledger_whose_entries_have_values_of_any_kind(make_run: M
     assert asked(run)["filtered"]["answer"]
 
 
-def test_answers_about_time_count_a_step_once_and_whole(make_run: MakeRun) -> None:
+def test_dashboard_answers_about_time_count_a_step_once_and_whole(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, time__step_s=7.0)  # without what each step spends on its checkpoint
     event = {"ts": 1_030_000_000, "name": "step 4", "ph": "X", "dur": 1_000_000, "pid": 7, "tid": 0}
@@ -113,7 +113,7 @@ def test_answers_about_time_count_a_step_once_and_whole(make_run: MakeRun) -> No
     assert {"name": "checkpoint, s a step", "value": 4.5} in found["figures"]
 
 
-def test_the_tokens_that_were_pushed_down_most_are_one_link_away(make_run: MakeRun) -> None:
+def test_dashboard_answers_the_tokens_that_were_pushed_down_most_are_one_link_away(make_run: MakeRun) -> None:
     run = make_run()
     link = asked(run)["pushed"]["links"][0]
     client = client_of(run)
@@ -122,13 +122,13 @@ def test_the_tokens_that_were_pushed_down_most_are_one_link_away(make_run: MakeR
     assert tokens["columns"]["push"] == [-1.0, 0.0, None]
 
 
-def test_a_run_is_told_which_other_is_nearest(make_run: MakeRun) -> None:
+def test_dashboard_answers_a_run_is_told_which_other_is_nearest(make_run: MakeRun) -> None:
     first, second = make_run("first"), make_run("second")
     found = asked(first, second)["differs"]
     assert found["answer"] == "second is nearest: 1 keys differ, its name included."
 
 
-def test_a_plan_beside_the_run_is_told(make_run: MakeRun) -> None:
+def test_dashboard_answers_a_plan_beside_the_run_is_told(make_run: MakeRun) -> None:
     run = make_run()
     assert "This run has no plan" in asked(run)["cost"]["answer"]
     (run / "plan.txt").write_text("a plan\nexpected: 12.5 s per step\n")

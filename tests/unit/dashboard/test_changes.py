@@ -13,7 +13,7 @@ from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
 
 
-async def test_changes_are_told_once_for_what_grew(
+async def test_dashboard_watch_changes_are_told_once_for_what_grew(
     make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.0)
@@ -38,7 +38,7 @@ async def test_changes_are_told_once_for_what_grew(
     await events.aclose()
 
 
-def test_time_taken_is_owed_until_its_share_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_watch_time_taken_is_owed_until_its_share_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     now, taken = 0.0, 0.0
     pace = Pace(share=0.005, clock=lambda: now, spent=lambda: taken)  # 0.01 s a second

@@ -35,12 +35,12 @@ def last_step(path: Path) -> int:
     return max((row["step"] for row in rows if row["kind"] == "train"), default=0)
 
 
-def test_answers_know_at_least_27_recorded_runs(asked: dict[str, Any]) -> None:
+def test_dashboard_endings_answers_know_at_least_27_recorded_runs(asked: dict[str, Any]) -> None:
     assert set(asked) == {f"{pipeline}-{end}" for pipeline, end in combinations()} and len(asked) >= 27
 
 
 @pytest.mark.parametrize(("pipeline", "end"), combinations())
-def test_answers_say_how_a_recorded_run_ended(asked: dict[str, Any], pipeline: str, end: str) -> None:
+def test_dashboard_endings_answers_say_how_a_recorded_run_ended(asked: dict[str, Any], pipeline: str, end: str) -> None:
     found = asked[f"{pipeline}-{end}"]
     stopped, step = found["stopped"], last_step(found["path"])
     figures = {figure["name"]: figure["value"] for figure in stopped["figures"]}
@@ -63,7 +63,9 @@ def test_answers_say_how_a_recorded_run_ended(asked: dict[str, Any], pipeline: s
 
 
 @pytest.mark.parametrize(("pipeline", "end"), combinations())
-def test_answers_follow_the_pipeline_of_a_recorded_run(asked: dict[str, Any], pipeline: str, end: str) -> None:
+def test_dashboard_endings_answers_follow_the_pipeline_of_a_recorded_run(
+    asked: dict[str, Any], pipeline: str, end: str
+) -> None:
     found = asked[f"{pipeline}-{end}"]
     learning = found["flat"]
     if pipeline in SUPERVISED:

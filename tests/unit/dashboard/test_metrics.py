@@ -18,7 +18,7 @@ def read(path: Path) -> Metrics:
     return metrics
 
 
-def test_columns_share_steps_and_times_and_a_missing_value_is_null(tmp_path: Path) -> None:
+def test_dashboard_metrics_columns_share_steps_and_times_and_a_missing_value_is_null(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.append(0, "evaluation", {"eval/accuracy": 0.5, "time/evaluate_s": 2.0})
     file.append(1, "train", {"a": 1.0, "time/step_s": 10.0})
@@ -33,7 +33,7 @@ def test_columns_share_steps_and_times_and_a_missing_value_is_null(tmp_path: Pat
     assert {"name": "b", "kind": "train"} in metrics.names()["names"]
 
 
-def test_a_resume_that_truncates_is_followed(tmp_path: Path) -> None:
+def test_dashboard_metrics_a_resume_that_truncates_is_followed(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3):
         file.append(step, "train", {"a": float(step)})
@@ -45,7 +45,7 @@ def test_a_resume_that_truncates_is_followed(tmp_path: Path) -> None:
     assert metrics.series(["a"], "train", None)["steps"] == [1, 2]
 
 
-def test_what_is_no_row_is_counted_and_left_out(tmp_path: Path) -> None:
+def test_dashboard_metrics_what_is_no_row_is_counted_and_left_out(tmp_path: Path) -> None:
     rows = [
         '{"step": 1, "kind": "train", "a": 1, "text": "no", "deep": [1], "huge": 1e999, "whole": ' + "9" * 400 + "}",
         "[" * 100_000, '"train"', "[]", "{}", "null", "\x00", '{"step": "1", "kind": "train"}',
@@ -59,7 +59,7 @@ def test_what_is_no_row_is_counted_and_left_out(tmp_path: Path) -> None:
     assert found == {"a": [1.0], "text": [None], "deep": [None], "huge": [None], "whole": [None]}
 
 
-def test_many_points_are_thinned_and_keep_lows_and_highs(tmp_path: Path) -> None:
+def test_dashboard_metrics_many_points_are_thinned_and_keep_lows_and_highs(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(10_000):
             value = {3333: 50.0, 7777: -50.0}.get(step, (step % 7) / 7)
@@ -71,7 +71,7 @@ def test_many_points_are_thinned_and_keep_lows_and_highs(tmp_path: Path) -> None
     assert found["series"]["b"] == pytest.approx([-value for value in found["series"]["a"]])
 
 
-def test_all_points_come_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_dashboard_metrics_all_points_come_where_they_are_asked_for(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(5000):
             file.write(json.dumps({"step": step, "kind": "train", "a": float(step)}) + "\n")
@@ -80,7 +80,9 @@ def test_all_points_come_where_they_are_asked_for(tmp_path: Path) -> None:
     assert found["series"]["a"] == [float(step) for step in range(5000)]
 
 
-def test_few_bytes_do_not_become_very_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_metrics_few_bytes_do_not_become_very_many_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll.dashboard.metrics._MOST_VALUES", 40)
     wide = {"step": 1, "kind": "train"} | {f"n{number}": 1.0 for number in range(9)}
     rows = [wide, *({"step": step, "kind": "train"} for step in range(2, 9)), {"step": 9, "kind": "train", "new": 1}]
@@ -92,7 +94,7 @@ def test_few_bytes_do_not_become_very_many_values(tmp_path: Path, monkeypatch: p
     assert metrics.problem == "5 lines of metrics.jsonl are too many to show."
 
 
-def test_time_stays_finite(tmp_path: Path) -> None:
+def test_dashboard_metrics_time_stays_finite(tmp_path: Path) -> None:
     rows = [{"step": step, "kind": "train", "time/step_s": 1e308 if step > 1 else 2.0} for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = Metrics(Inside(tmp_path))

@@ -34,7 +34,7 @@ def vocabulary() -> Vocabulary:
     return Vocabulary(Tokenizer(WordLevel(words, unk_token="w0")))
 
 
-def test_columns_are_what_their_names_say() -> None:
+def test_dashboard_rollout_columns_are_what_their_names_say() -> None:
     found = tokens(ROW, GATE, vocabulary())
     assert found["tokens"] == ["w1", "w2", "<tool_response>", "w3"]
     columns = found["columns"]
@@ -48,19 +48,19 @@ def test_columns_are_what_their_names_say() -> None:
     assert set(found["missing"]) == {"entropy"}
 
 
-def test_a_token_is_clipped_only_where_its_advantage_pushes_outwards() -> None:
+def test_dashboard_rollout_a_token_is_clipped_only_where_its_advantage_pushes_outwards() -> None:
     columns = tokens(ROW | {"token_advantages": [-2.0, 2.0, None, 2.0]}, GATE, None)["columns"]
     assert columns["clip"] == [0.0, 0.0, None, 0.0]
 
 
-def test_each_side_is_clipped_at_its_own_bound() -> None:
+def test_dashboard_rollout_each_side_is_clipped_at_its_own_bound() -> None:
     gate = GATE | {"algorithm.gate.low": 0.5, "algorithm.gate.high": 0.9}
     row = ROW | {"update_logprobs": [-0.9, -2.3, None, -3.8]}  # ratios e^0.6 = 1.82, e^-0.3 = 0.74, e^-0.8 = 0.45
     for advantages, clipped in (([1.0, 1.0, None, 1.0], [0, 0, None, 0]), ([-1.0, -1.0, None, -1.0], [0, 0, None, 1])):
         assert tokens(row | {"token_advantages": advantages}, gate, None)["columns"]["clip"] == clipped
 
 
-def test_with_one_update_the_ratio_is_one_and_against_the_engine_it_is_their_factor() -> None:
+def test_dashboard_rollout_with_one_update_the_ratio_is_one_and_against_the_engine_it_is_their_factor() -> None:
     row = ROW | {"update_logprobs": None}
     assert tokens(row, GATE, None)["columns"]["ratio"] == [1.0, 1.0, None, 1.0]
     against = GATE | {"algorithm.ratio.against": "rollout"}
@@ -76,7 +76,7 @@ def test_with_one_update_the_ratio_is_one_and_against_the_engine_it_is_their_fac
         ({"tracking.token_columns": True}, "never saw this rollout"),
     ],
 )
-def test_a_column_that_is_missing_says_why(settings: dict[str, Any], why: str) -> None:
+def test_dashboard_rollout_a_column_that_is_missing_says_why(settings: dict[str, Any], why: str) -> None:
     row = {name: ROW[name] for name in ("token_ids", "policy_versions", "logprobs")} | {"advantage": 0.5}
     found = tokens(row, settings, None)
     assert found["columns"]["advantage"] == [0.5, 0.5, None, 0.5]
@@ -84,12 +84,12 @@ def test_a_column_that_is_missing_says_why(settings: dict[str, Any], why: str) -
     assert found["tokens"] == ["⟨1⟩", "⟨2⟩", "⟨9⟩", "⟨3⟩"] and "tokenizer" in found["problem"]
 
 
-def test_without_a_reference_or_a_gate_by_tokens_the_reason_is_theirs() -> None:
+def test_dashboard_rollout_without_a_reference_or_a_gate_by_tokens_the_reason_is_theirs() -> None:
     missing = tokens(ROW | {"ref_logprobs": None}, {"algorithm.gate.type": "soft"}, None)["missing"]
     assert "reference" in missing["kl"] and "soft" in missing["clip"]
 
 
-def test_turns_are_told_apart_by_who_wrote_them() -> None:
+def test_dashboard_rollout_turns_are_told_apart_by_who_wrote_them() -> None:
     found = details(ROW | {"components": [("math", 1.0), ("nan", math.nan)]}, vocabulary())
     assert [(turn["kind"], turn["start"], turn["end"]) for turn in found["turns"]] == [
         ("prompt", None, None), ("model", 0, 2), ("tool", 2, 3), ("model", 3, 4),
@@ -99,13 +99,13 @@ def test_turns_are_told_apart_by_who_wrote_them() -> None:
     assert found["policy_versions"] == [4, 5]
 
 
-def test_recorded_turns_count_also_where_nothing_stands_between_them() -> None:
+def test_dashboard_rollout_recorded_turns_count_also_where_nothing_stands_between_them() -> None:
     turns = [{"start": 0, "end": 2, "reward": 0.25}, {"start": 2, "end": 4, "reward": 1.0}]
     found = details(ROW | {"turns": turns}, None)["turns"][1:]
     assert [(turn["start"], turn["end"], turn["reward"]) for turn in found] == [(0, 2, 0.25), (2, 4, 1.0)]
 
 
-def test_what_a_run_recorded_comes_back(make_run: Callable[..., Path]) -> None:
+def test_dashboard_rollout_what_a_run_recorded_comes_back(make_run: Callable[..., Path]) -> None:
     client = client_of(make_run())
     (run,) = ids(client).values()
     one = client.get(f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}").json()

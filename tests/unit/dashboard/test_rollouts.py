@@ -42,14 +42,14 @@ def index_of(path: Path) -> Rollouts:
     return index
 
 
-def test_a_row_says_where_its_rollout_lies() -> None:
+def test_dashboard_rollouts_a_row_says_where_its_rollout_lies() -> None:
     for step, kind, place in ((0, "eval", 3), (7, "train", 0), (999_999_999, "eval", 2**20 - 1)):
         row = row_of(step, kind, place)
         assert row < 2**53
         assert file_of(row) == (f"{'eval-' if kind == 'eval' else ''}step-{step:06d}.parquet", place)
 
 
-def test_every_rollout_is_a_row_with_what_the_run_recorded(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_every_rollout_is_a_row_with_what_the_run_recorded(make_run: MakeRun) -> None:
     answer = ask(make_run(), sort="row")
     assert (answer["total"], answer["matching"]) == (14, 14)
     assert answer["rows"][2] == {
@@ -82,7 +82,9 @@ def test_every_rollout_is_a_row_with_what_the_run_recorded(make_run: MakeRun) ->
         ({"sort": "status", "desc": 1, "limit": 1}, ["train 3.1"]),
     ],
 )
-def test_rollouts_are_filtered_and_sorted(make_run: MakeRun, query: dict[str, Any], expected: list[str]) -> None:
+def test_dashboard_rollouts_are_filtered_and_sorted(
+    make_run: MakeRun, query: dict[str, Any], expected: list[str]
+) -> None:
     answer = ask(make_run(), **query)
     assert shown(answer) == expected
     if "limit" not in query and "offset" not in query:
@@ -90,7 +92,7 @@ def test_rollouts_are_filtered_and_sorted(make_run: MakeRun, query: dict[str, An
 
 
 @pytest.mark.parametrize("missing", [0.1, 0.97])
-def test_a_page_is_what_sorting_everything_gives(tmp_path: Path, missing: float) -> None:
+def test_dashboard_rollouts_a_page_is_what_sorting_everything_gives(tmp_path: Path, missing: float) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "rollouts").mkdir()
     rewards: list[float | None] = [None if rng.random() < missing else float(rng.integers(5)) for _ in range(400)]
@@ -105,7 +107,9 @@ def test_a_page_is_what_sorting_everything_gives(tmp_path: Path, missing: float)
             assert [file_of(row["row"])[1] for row in found["rows"]] == order[offset : offset + 20]
 
 
-def test_a_text_is_searched_for_in_slices_that_go_on(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_rollouts_a_text_is_searched_for_in_slices_that_go_on(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll.dashboard.questions._SEARCH_S", 0.0)  # one file a time
     monkeypatch.setattr("roll.dashboard.questions.search.__defaults__", (0.0,))
     path, found, cursor, searched = make_run(), [], "", []
@@ -121,7 +125,7 @@ def test_a_text_is_searched_for_in_slices_that_go_on(make_run: MakeRun, monkeypa
     assert ask(path, q="no such text", kind="eval")["rows"] == []
 
 
-def test_a_search_with_very_many_hits_goes_on_behind_the_last_one(
+def test_dashboard_rollouts_a_search_with_very_many_hits_goes_on_behind_the_last_one(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.dashboard.questions._MOST_HITS", 1)
@@ -134,7 +138,7 @@ def test_a_search_with_very_many_hits_goes_on_behind_the_last_one(
     assert found == ["eval 0.0", "eval 0.1"]
 
 
-def test_a_group_is_of_one_step_and_kind_whatever_draws_are_called(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_a_group_is_of_one_step_and_kind_whatever_draws_are_called(make_run: MakeRun) -> None:
     path = make_run()
     for name in ("step-000002", "eval-step-000001"):
         shutil.copy(path / "rollouts" / "step-000001.parquet", path / "rollouts" / f"{name}.parquet")
@@ -145,7 +149,7 @@ def test_a_group_is_of_one_step_and_kind_whatever_draws_are_called(make_run: Mak
         assert [one["row"] for one in found] == [row, row + 1]
 
 
-def test_a_text_is_found_in_every_row_group(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_a_text_is_found_in_every_row_group(make_run: MakeRun) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
     pq.write_table(pq.read_table(file), file, row_group_size=1)
@@ -153,7 +157,7 @@ def test_a_text_is_found_in_every_row_group(make_run: MakeRun) -> None:
     assert [row["row"] for row in before["rows"]] == [row_of(2, "train", place) for place in range(4)]
 
 
-def test_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: MakeRun) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
     good = file.read_bytes()
@@ -168,7 +172,7 @@ def test_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: Ma
     assert (second["total"], "problems" in second) == (14, False)
 
 
-def test_facets_count_labels_and_know_how_far_numbers_reach(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_facets_count_labels_and_know_how_far_numbers_reach(make_run: MakeRun) -> None:
     client = client_of(make_run())
     (run,) = ids(client).values()
     found = client.get(f"/api/runs/{run}/facets").json()
@@ -178,7 +182,7 @@ def test_facets_count_labels_and_know_how_far_numbers_reach(make_run: MakeRun) -
     assert found["reward"] == {"min": 0, "max": 1}
 
 
-def test_new_files_are_added_and_those_of_a_resume_replaced(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_new_files_are_added_and_those_of_a_resume_replaced(make_run: MakeRun) -> None:
     path = make_run()
     index = index_of(path)
     write_rollouts(path / "rollouts" / "step-000004.parquet", 4, [make_group(8)])
@@ -198,7 +202,9 @@ def test_new_files_are_added_and_those_of_a_resume_replaced(make_run: MakeRun) -
         index.position(row_of(3, "train", 0))
 
 
-def test_files_of_earlier_versions_are_read_through_their_lists(make_run: MakeRun, tmp_path: Path) -> None:
+def test_dashboard_rollouts_files_of_earlier_versions_are_read_through_their_lists(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     path = make_run()
     now = ask(path)
     for file in (path / "rollouts").iterdir():
@@ -208,7 +214,7 @@ def test_files_of_earlier_versions_are_read_through_their_lists(make_run: MakeRu
     assert ask(path) == now
 
 
-def test_a_file_that_cannot_be_read_is_a_problem_and_the_others_are_shown(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_a_file_that_cannot_be_read_is_a_problem_and_the_others_are_shown(make_run: MakeRun) -> None:
     path = make_run()
     (path / "rollouts" / "step-000002.parquet").write_bytes(b"PAR1 no PAR1")
     (path / "rollouts" / "step-000003.parquet").unlink()
@@ -218,7 +224,7 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_the_others_are_shown(make_r
     assert len(answer["problems"]) == 1 and "step-000002" in answer["problems"][0]
 
 
-def test_a_group_is_shown_with_its_whole_texts(make_run: MakeRun) -> None:
+def test_dashboard_rollouts_a_group_is_shown_with_its_whole_texts(make_run: MakeRun) -> None:
     path = make_run()
     client = client_of(path)
     (run,) = ids(client).values()

@@ -25,7 +25,7 @@ def spans(found: dict[str, Any]) -> list[tuple[str, str, float, float]]:
     return [(lanes[span["lane"]], span["name"], span["start_s"], span["end_s"]) for span in found["spans"]]
 
 
-def test_spans_lie_in_the_lanes_of_who_did_them(tmp_path: Path) -> None:
+def test_dashboard_trace_spans_lie_in_the_lanes_of_who_did_them(tmp_path: Path) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(1))
     found = read(tmp_path).lanes(None, None, 4000)
     assert sorted(spans(found)) == [
@@ -39,7 +39,7 @@ def test_spans_lie_in_the_lanes_of_who_did_them(tmp_path: Path) -> None:
     assert generating["args"] == {"id": "train-0.0"}
 
 
-def test_a_trace_that_grows_is_read_on_from_where_it_was(tmp_path: Path) -> None:
+def test_dashboard_trace_a_trace_that_grows_is_read_on_from_where_it_was(tmp_path: Path) -> None:
     events = trace_of(3)
     file = TraceFile(tmp_path / "trace.json")
     file.append(events[:10])
@@ -52,7 +52,7 @@ def test_a_trace_that_grows_is_read_on_from_where_it_was(tmp_path: Path) -> None
     assert len(trace.lanes(None, None, 4000)["spans"]) == 15
 
 
-def test_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it(
+def test_dashboard_trace_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 300)
@@ -71,13 +71,15 @@ def test_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it
     assert {name for _, name, *_ in spans(trace.lanes(None, None, 4000))} == {"after"}
 
 
-def test_a_window_holds_what_touches_it(tmp_path: Path) -> None:
+def test_dashboard_trace_a_window_holds_what_touches_it(tmp_path: Path) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(3))
     found = read(tmp_path).lanes(16.5, 18.0, 4000)
     assert {name for _, name, _, _ in spans(found)} == {"forward_backward", "train", "step 2"}
 
 
-def test_the_phase_that_held_a_step_back_is_named_and_inner_ones_are_not_counted(tmp_path: Path) -> None:
+def test_dashboard_trace_the_phase_that_held_a_step_back_is_named_and_inner_ones_are_not_counted(
+    tmp_path: Path,
+) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(2))
     said = {"phases": {"generate": 6.0, "train": 3.0}, "held_back_by": "generate"}
     assert [asdict(step) for step in read(tmp_path).steps()] == [
@@ -86,7 +88,7 @@ def test_the_phase_that_held_a_step_back_is_named_and_inner_ones_are_not_counted
     ]  # fmt: skip
 
 
-def test_many_spans_are_joined_lane_by_lane_and_long_ones_stay(tmp_path: Path) -> None:
+def test_dashboard_trace_many_spans_are_joined_lane_by_lane_and_long_ones_stay(tmp_path: Path) -> None:
     short = [
         {"ts": 1_000_000 + 100 * i, "name": "prefill", "ph": "X", "dur": 50, "pid": 1_000_000_002, "tid": 1 + i % 2}
         for i in range(5000)
@@ -103,7 +105,7 @@ def test_many_spans_are_joined_lane_by_lane_and_long_ones_stay(tmp_path: Path) -
     assert read(tmp_path).lanes(0.1, 0.1005, 100)["merged"] is False
 
 
-def test_rollouts_take_over_lanes_of_those_that_ended(tmp_path: Path) -> None:
+def test_dashboard_trace_rollouts_take_over_lanes_of_those_that_ended(tmp_path: Path) -> None:
     common = {"pid": 1_000_000_003, "tid": 0, "cat": "rollout"}
     events = [
         {"ts": ts, "name": name, "ph": phase, "id": rollout, **common}
@@ -118,7 +120,7 @@ def test_rollouts_take_over_lanes_of_those_that_ended(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_no_event_is_left_out(tmp_path: Path) -> None:
+def test_dashboard_trace_what_is_no_event_is_left_out(tmp_path: Path) -> None:
     lines = [
         "[",
         "null,",
@@ -132,7 +134,9 @@ def test_what_is_no_event_is_left_out(tmp_path: Path) -> None:
     assert spans(read(tmp_path).lanes(None, None, 100)) == [("controller", "n", 0.0, 0.0)]
 
 
-def test_spans_that_never_end_take_no_more_than_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_trace_spans_that_never_end_take_no_more_than_their_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll.dashboard.trace._MOST_OPEN", 3)
     rollout = {"pid": 1_000_000_003, "tid": 0, "cat": "rollout", "name": "generating" + "g" * 1000}
     events: list[dict[str, Any]] = [{"ts": i, "ph": "b", "id": f"train-{i}.0", **rollout} for i in range(10)]

@@ -13,7 +13,9 @@ from roll.dashboard.vocabulary import TOKENIZER, Vocabularies
 from roll.tracking.reading.files import Inside
 
 
-def test_a_broken_tokenizer_is_parsed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_vocabulary_a_broken_tokenizer_is_parsed_once_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parsed: list[bytes] = []
     load = vocabulary._load
     monkeypatch.setattr(vocabulary, "_load", lambda content, name: [parsed.append(content), load(content, name)][1])
@@ -31,7 +33,9 @@ def test_a_broken_tokenizer_is_parsed_once_until_it_changes(tmp_path: Path, monk
     assert len(parsed) == 2
 
 
-def test_a_tokenizer_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_vocabulary_a_tokenizer_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (tmp_path / TOKENIZER).open("wb") as file:
         file.truncate(vocabulary._LARGEST + 1)
     monkeypatch.setattr(Inside, "read", lambda *_, **__: pytest.fail("it is read"))

@@ -47,7 +47,7 @@ def strict(answer: Any) -> Any:
     return json.loads(answer.text, parse_constant=refuse)
 
 
-def test_every_endpoint_answers_for_a_run(make_run: MakeRun) -> None:
+def test_dashboard_web_every_endpoint_answers_for_a_run(make_run: MakeRun) -> None:
     client = client_of(make_run().parent)
     (run,) = strict(client.get("/api/runs"))
     expected = {
@@ -64,7 +64,7 @@ def test_every_endpoint_answers_for_a_run(make_run: MakeRun) -> None:
     assert strict(client.get(f"/api/runs/{run['id']}/config"))["values"]["rollout.group_size"] == 2
 
 
-def test_health_names_alarms_draws_and_failures(make_run: MakeRun) -> None:
+def test_dashboard_web_health_names_alarms_draws_and_failures(make_run: MakeRun) -> None:
     client = client_of(make_run())
     (run,) = ids(client).values()
     found = strict(client.get(f"/api/runs/{run}/health"))
@@ -83,14 +83,14 @@ def test_health_names_alarms_draws_and_failures(make_run: MakeRun) -> None:
     assert found["log_tail"][0].endswith("it begins")
 
 
-def test_a_long_log_is_read_in_time_that_grows_with_it() -> None:
+def test_dashboard_web_a_long_log_is_read_in_time_that_grows_with_it() -> None:
     line = "2026-01-01 10:00:01,000 WARNING roll.x: " + "alarms.x" * 10_000
     began = time.process_time()
     assert _ALARM.match(line) is None
     assert time.process_time() - began < 10  # with two greedy gaps before the name it takes minutes
 
 
-def test_what_json_has_no_place_for_is_null_or_a_question_mark(make_run: MakeRun) -> None:
+def test_dashboard_web_what_json_has_no_place_for_is_null_or_a_question_mark(make_run: MakeRun) -> None:
     path = make_run()
     (path / "config.yaml").write_text("a: .nan\nb: -.inf\nc: 1.5\n")
     with (path / "metrics.jsonl").open("a") as file:
@@ -105,7 +105,9 @@ def test_what_json_has_no_place_for_is_null_or_a_question_mark(make_run: MakeRun
     assert strict(client.get(f"{own}/trace/lanes"))["spans"][0]["args"] == {"v": None, "w": "?"}
 
 
-async def test_the_stream_of_changes_ends_with_the_server(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dashboard_web_the_stream_of_changes_ends_with_the_server(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.001)
     run = Run(make_run(), "demo", Vocabularies())
     ending = iter([False, True])
@@ -113,7 +115,7 @@ async def test_the_stream_of_changes_ends_with_the_server(make_run: MakeRun, mon
     assert told == ["retry: 2000\n\n"]
 
 
-def test_a_run_that_is_being_written_runs_and_afterwards_it_is_finished(make_run: MakeRun) -> None:
+def test_dashboard_web_a_run_that_is_being_written_runs_and_afterwards_it_is_finished(make_run: MakeRun) -> None:
     from roll.tracking.run_directory import RunDirectory
 
     path = make_run(num_steps=4)
@@ -122,7 +124,7 @@ def test_a_run_that_is_being_written_runs_and_afterwards_it_is_finished(make_run
     assert client_of(path).get("/api/runs").json()[0]["status"] == "finished"
 
 
-def test_an_accuracy_of_nothing_is_a_number_too(make_run: MakeRun) -> None:
+def test_dashboard_web_an_accuracy_of_nothing_is_a_number_too(make_run: MakeRun) -> None:
     from roll.tracking.metrics_file import MetricsFile
 
     path = make_run()
@@ -130,7 +132,7 @@ def test_an_accuracy_of_nothing_is_a_number_too(make_run: MakeRun) -> None:
     assert client_of(path).get("/api/runs").json()[0]["held_out"] == 0.0
 
 
-def test_only_settings_that_differ_are_shown(make_run: MakeRun) -> None:
+def test_dashboard_web_only_settings_that_differ_are_shown(make_run: MakeRun) -> None:
     client = client_of(make_run("one").parent, make_run("two"))
     runs = ids(client)
     assert set(runs) == {"one", "two"}
@@ -138,7 +140,7 @@ def test_only_settings_that_differ_are_shown(make_run: MakeRun) -> None:
     assert found == {"keys": [{"key": "name", "values": ["one", "two"]}]}
 
 
-def test_unknown_things_are_refused_with_a_reason(make_run: MakeRun) -> None:
+def test_dashboard_web_unknown_things_are_refused_with_a_reason(make_run: MakeRun) -> None:
     client = client_of(make_run())
     run = ids(client)["demo"]
     for url, status in (
@@ -154,7 +156,7 @@ def test_unknown_things_are_refused_with_a_reason(make_run: MakeRun) -> None:
         assert strict(answer)["error"]
 
 
-def test_the_head_of_what_would_be_answered_can_be_asked_for(make_run: MakeRun) -> None:
+def test_dashboard_web_the_head_of_what_would_be_answered_can_be_asked_for(make_run: MakeRun) -> None:
     client = client_of(make_run())
     run = ids(client)["demo"]
     for url in ("/api/runs", *endpoints(run, row_of(1, "train", 0)), f"/api/runs/{run}/events"):
@@ -163,7 +165,7 @@ def test_the_head_of_what_would_be_answered_can_be_asked_for(make_run: MakeRun) 
     assert client.post("/api/runs").status_code == 405
 
 
-def test_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: MakeRun) -> None:
+def test_dashboard_web_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: MakeRun) -> None:
     path = make_run()
     client = client_of(path)
     run = ids(client)["demo"]
@@ -179,7 +181,7 @@ def test_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: Ma
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
+def test_dashboard_web_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
     path = make_run()
     (group,) = [make_group(9, (1.0,))]
     rollout = replace(group.rollouts[0], text=hostile, cause=hostile, engine_id="e")
@@ -201,7 +203,7 @@ def test_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
     assert hit["row"] == row
 
 
-def test_halves_of_surrogate_pairs_in_any_file_are_shown_as_question_marks(make_run: MakeRun) -> None:
+def test_dashboard_web_halves_of_surrogate_pairs_in_any_file_are_shown_as_question_marks(make_run: MakeRun) -> None:
     path = make_run()
     row = {"step": 4, "kind": "train"} | dict.fromkeys(("x/\ud800", "sync/\ud800", "alarm/\ud800", "memory/\ud800"), 3)
     with (path / "metrics.jsonl").open("a") as file:
@@ -220,7 +222,7 @@ def test_halves_of_surrogate_pairs_in_any_file_are_shown_as_question_marks(make_
 
 
 @pytest.mark.parametrize("number", [".inf", ".nan", "1e400", "9" * 4000, "0x" + "f" * 5000, "{a: 1}", "yes", "-1"])
-def test_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, number: str) -> None:
+def test_dashboard_web_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, number: str) -> None:
     path = make_run()
     (path / "config.yaml").write_text(
         f"training: {{num_steps: {number}}}\nalarms: {{patience: {number}}}\n"
@@ -239,7 +241,7 @@ def test_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, numbe
 
 
 @pytest.mark.parametrize("depth", [60, 130, 250, 900])
-def test_what_is_nested_deeply_ends_no_page(make_run: MakeRun, depth: int) -> None:
+def test_dashboard_web_what_is_nested_deeply_ends_no_page(make_run: MakeRun, depth: int) -> None:
     path = make_run()
     nested = "[" * depth + "]" * depth
     (path / "config_history.yaml").write_text(f"- {nested}\n")
@@ -253,7 +255,7 @@ def test_what_is_nested_deeply_ends_no_page(make_run: MakeRun, depth: int) -> No
     assert spans[0]["args"] == {"b": "B"} and len(spans) == (2 if depth < 100 else 1)
 
 
-def test_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dashboard_web_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run()
     client = client_of(path)
     (run,) = ids(client).values()
@@ -273,7 +275,9 @@ def test_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("column", ["uid", "answer", "turns", "components", "policy_versions", "token_ids"])
-def test_a_row_with_values_of_another_type_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
+def test_dashboard_web_a_row_with_values_of_another_type_is_refused_with_the_reason(
+    make_run: MakeRun, column: str
+) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
     table = pq.read_table(file)
@@ -290,7 +294,7 @@ def test_a_row_with_values_of_another_type_is_refused_with_the_reason(make_run: 
 
 
 @pytest.mark.parametrize("column", ["token_ids", "policy_versions", "turns", "branches"])
-def test_a_list_with_entries_left_out_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
+def test_dashboard_web_a_list_with_entries_left_out_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
     table = pq.read_table(file)
@@ -303,7 +307,7 @@ def test_a_list_with_entries_left_out_is_refused_with_the_reason(make_run: MakeR
     assert (answer.status_code, answer.json()["error"]) == (404, f"'{column}' has entries without a value.")
 
 
-def test_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
+def test_dashboard_web_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
     table = pq.read_table(file)
@@ -314,7 +318,7 @@ def test_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: 
     assert (failure["count"], failure["first_step"], failure["last_step"]) == (3, 1, 3)
 
 
-def test_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path) -> None:
+def test_dashboard_web_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path) -> None:
     names = ["<img src=x onerror=alert(1)>", "a\nb", "x..;", "'; DROP TABLE runs", "%2e%2e%2fetc", "\u202e", " "]
     source = make_run()
     for name in names:
@@ -329,7 +333,7 @@ def test_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path)
         assert client.get(f"/api/runs/{run}/facets").status_code == 200, name
 
 
-def test_nothing_outside_the_given_directories_is_read(make_run: MakeRun, tmp_path: Path) -> None:
+def test_dashboard_web_nothing_outside_the_given_directories_is_read(make_run: MakeRun, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
     for name in ("config.yaml", "metrics.jsonl", "trace.json", "plan.txt", "results.json", "tokenizer.json", "x.log"):
@@ -363,7 +367,7 @@ def test_nothing_outside_the_given_directories_is_read(make_run: MakeRun, tmp_pa
         assert SECRET not in direct.get(url).text, url
 
 
-def test_a_path_that_is_not_there_is_listed_with_its_problem(tmp_path: Path) -> None:
+def test_dashboard_web_a_path_that_is_not_there_is_listed_with_its_problem(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
     client = client_of(tmp_path / "none", tmp_path / "empty", tmp_path / "file")
@@ -376,7 +380,7 @@ def test_a_path_that_is_not_there_is_listed_with_its_problem(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("num", [25, pytest.param(500, marks=pytest.mark.slow)])
-def test_malformed_directories_are_shown_or_refused(make_run: MakeRun, tmp_path: Path, num: int) -> None:
+def test_dashboard_web_malformed_directories_are_shown_or_refused(make_run: MakeRun, tmp_path: Path, num: int) -> None:
     source = make_run()
     (tmp_path / "secret").write_text(SECRET)
     rng = random.Random(0)

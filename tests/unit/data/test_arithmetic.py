@@ -22,14 +22,14 @@ def uids(prompts: ArithmeticPrompts) -> list[str]:
     return [prompts[i].uid for i in range(len(prompts))]
 
 
-def test_operands_1_to_9_make_57_training_and_24_held_out_pairs_that_are_disjoint() -> None:
+def test_data_arithmetic_operands_1_to_9_make_57_training_and_24_held_out_pairs_that_are_disjoint() -> None:
     training, held_out = (uids(side) for side in arithmetic_prompts(config(), "sums", 0))
     assert (len(training), len(held_out)) == (57, 24)
     assert not set(training) & set(held_out)
     assert set(training) | set(held_out) == {f"sums/{a}+{b}" for a in range(1, 10) for b in range(1, 10)}
 
 
-def test_a_prompt_asks_plainly_and_does_not_tell_its_answer() -> None:
+def test_data_arithmetic_a_prompt_asks_plainly_and_does_not_tell_its_answer() -> None:
     training, _ = arithmetic_prompts(config(system_prompt="Be brief.", prompt_template="{prompt} Think."), "sums", 0)
     found = next(training[i] for i in range(len(training)) if training[i].uid == "sums/1+3")
     assert [m.text for m in found.messages] == ["Be brief.", "What is 1 + 3? Think."]
@@ -44,13 +44,13 @@ def test_a_prompt_asks_plainly_and_does_not_tell_its_answer() -> None:
         ("*", "-2*3", "What is -2 * 3?", "-6"),
     ],
 )
-def test_every_operation_gives_its_result(operation: str, uid: str, question: str, answer: str) -> None:
+def test_data_arithmetic_every_operation_gives_its_result(operation: str, uid: str, question: str, answer: str) -> None:
     training, _ = arithmetic_prompts(config(min_operand=-2, max_operand=3, operations=[operation], held_out=0), "d", 0)
     (prompt,) = [training[i] for i in range(len(training)) if training[i].uid == f"d/{uid}"]
     assert (prompt.messages[-1].text, prompt.answer) == (question, answer)
 
 
-def test_order_and_split_depend_on_the_seed_alone() -> None:
+def test_data_arithmetic_order_and_split_depend_on_the_seed_alone() -> None:
     first, again, other = (uids(arithmetic_prompts(config(), "d", seed)[1]) for seed in (3, 3, 4))
     assert first == again != other
 
@@ -63,7 +63,7 @@ def test_order_and_split_depend_on_the_seed_alone() -> None:
     share=st.floats(0.13, 0.87),
     seed=st.integers(0, 2**31),
 )
-def test_sides_never_share_a_pair_and_together_hold_everything_once(
+def test_data_arithmetic_sides_never_share_a_pair_and_together_hold_everything_once(
     low: int, span: int, operations: list[str], share: float, seed: int
 ) -> None:
     settings_ = config(min_operand=low, max_operand=low + span - 1, operations=operations, held_out=share)
@@ -83,11 +83,11 @@ def test_sides_never_share_a_pair_and_together_hold_everything_once(
         ({"max_operand": 10_000}, "lower max_operand"),
     ],
 )
-def test_impossible_splits_are_refused(changes: dict[str, Any], words: str) -> None:
+def test_data_arithmetic_impossible_splits_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         arithmetic_prompts(config(**changes), "d", 0)
 
 
-def test_an_operation_named_twice_is_refused() -> None:
+def test_data_arithmetic_an_operation_named_twice_is_refused() -> None:
     with pytest.raises(ValidationError, match="names an operation twice"):
         config(operations=["+", "+"])

@@ -48,7 +48,9 @@ KEEPS_TURNS = [name for name in ALL_TEMPLATES if name != "qwen-3"]
 
 
 @pytest.mark.parametrize("name", KEEPS_TURNS)
-def test_the_assistants_texts_and_what_ends_them_are_learnt_and_nothing_else(tiny_model: Path, name: str) -> None:
+def test_conversation_the_assistants_texts_and_what_ends_them_are_learnt_and_nothing_else(
+    tiny_model: Path, name: str
+) -> None:
     template = TEMPLATES[name]
     tokenizer = tokenizer_of(tiny_model, template)
     space = " " if name == "mistral" else ""  # it stands before the answer, not at the end of what is asked
@@ -59,7 +61,7 @@ def test_the_assistants_texts_and_what_ends_them_are_learnt_and_nothing_else(tin
 
 
 @pytest.mark.parametrize("name", KEEPS_TURNS)
-def test_the_tokens_are_the_templates_own(tiny_model: Path, name: str) -> None:
+def test_conversation_the_tokens_are_the_templates_own(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
     ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
     whole = tokenizer.apply_chat_template([m.to_dict() for m in CHAT], tokenize=True, return_dict=False)
@@ -67,7 +69,7 @@ def test_the_tokens_are_the_templates_own(tiny_model: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL_TEMPLATES)
-def test_every_learnt_turn_follows_what_the_engine_is_given(tiny_model: Path, name: str) -> None:
+def test_conversation_every_learnt_turn_follows_what_the_engine_is_given(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
     renderer = ChatRenderer(tokenizer)
     ids, mask = renderer.conversation(CHAT, 3)
@@ -76,7 +78,7 @@ def test_every_learnt_turn_follows_what_the_engine_is_given(tiny_model: Path, na
     assert int(mask.argmax()) == len(head)
 
 
-def test_marks_and_prefixes_and_transformers_agree(tiny_model: Path) -> None:
+def test_conversation_marks_and_prefixes_and_transformers_agree(tiny_model: Path) -> None:
     marked = TEMPLATES["marked"]
     tokenizer = tokenizer_of(tiny_model, marked)
     ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
@@ -90,7 +92,7 @@ def test_marks_and_prefixes_and_transformers_agree(tiny_model: Path) -> None:
     assert ChatRenderer(tokenizer).conversation(CHAT)[1].tolist() == mask.tolist()
 
 
-def test_thousands_of_special_tokens_are_found_fast(tiny_model: Path) -> None:
+def test_conversation_thousands_of_special_tokens_are_found_fast(tiny_model: Path) -> None:
     """As Gemma 3 has them."""
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<unused{i}>" for i in range(6000)]})
@@ -102,7 +104,7 @@ def test_thousands_of_special_tokens_are_found_fast(tiny_model: Path) -> None:
     assert time.process_time() - started < 5  # about 30 ms on one core
 
 
-def test_a_turn_that_the_template_rewrites_later_is_context_only(tiny_model: Path) -> None:
+def test_conversation_a_turn_that_the_template_rewrites_later_is_context_only(tiny_model: Path) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES["qwen-3"])
     thought = "<think>\nOne and two.\n</think>\n\nIt is 3."
     chat = [user("1 + 2?"), assistant(thought), user("2 + 2?"), assistant(thought.replace("3", "4"))]
@@ -111,7 +113,7 @@ def test_a_turn_that_the_template_rewrites_later_is_context_only(tiny_model: Pat
     assert learnt(tokenizer, CHAT) == ["<think>\n\n</think>\n\n4, of course.\nSure?<|im_end|>"]
 
 
-def test_a_template_that_drops_reasoning_everywhere_is_refused(tiny_model: Path) -> None:
+def test_conversation_a_template_that_drops_reasoning_everywhere_is_refused(tiny_model: Path) -> None:
     text = TEMPLATES["marked"].text.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
     text = text.replace("message.content + '<|im_end|>'", "message.content.split('</think>')[-1] + '<|im_end|>'", 1)
     tokenizer = tokenizer_of(tiny_model, Template(text=text, special=TEMPLATES["marked"].special, end="<|im_end|>"))
@@ -120,14 +122,14 @@ def test_a_template_that_drops_reasoning_everywhere_is_refused(tiny_model: Path)
         learnt(tokenizer, [user("1 + 2?"), assistant("<think>so</think>3")])
 
 
-def test_a_template_whose_generation_prompt_is_no_beginning_is_refused(tiny_model: Path) -> None:
+def test_conversation_a_template_whose_generation_prompt_is_no_beginning_is_refused(tiny_model: Path) -> None:
     text = TEMPLATES["qwen-2.5"].text.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'")
     tokenizer = tokenizer_of(tiny_model, Template(text=text, special=TEMPLATES["qwen-2.5"].special, end="<|im_end|>"))
     with pytest.raises(DataError, match="begins an assistant's message differently once there is one"):
         learnt(tokenizer, CHAT[:2])
 
 
-def test_a_template_that_ends_no_turn_is_refused(tiny_model: Path) -> None:
+def test_conversation_a_template_that_ends_no_turn_is_refused(tiny_model: Path) -> None:
     text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     text += "{{ 'assistant: ' * add_generation_prompt }}"
     tokenizer = tokenizer_of(tiny_model, Template(text=text, special=("</s>", "<s>"), end=""))
@@ -135,7 +137,7 @@ def test_a_template_that_ends_no_turn_is_refused(tiny_model: Path) -> None:
         learnt(tokenizer, CHAT[:2])
 
 
-def test_a_token_never_reaches_from_the_header_into_the_answer(default_model: Path) -> None:
+def test_conversation_a_token_never_reaches_from_the_header_into_the_answer(default_model: Path) -> None:
     """By default the header's line feed and the answer's would be one token, which no engine begins an answer with."""
     tokenizer = load_tokenizer(str(default_model))
     chat = [user("1 + 1?"), assistant("\n\n2"), user("2 + 2?"), assistant("4")]
@@ -147,7 +149,7 @@ def test_a_token_never_reaches_from_the_header_into_the_answer(default_model: Pa
     assert ids[: len(head)].tolist() == head.tolist() and mask[len(head)]
 
 
-def test_the_default_models_mask_is_what_is_counted_by_hand(default_model: Path) -> None:
+def test_conversation_the_default_models_mask_is_what_is_counted_by_hand(default_model: Path) -> None:
     tokenizer = load_tokenizer(str(default_model))
     ids, mask = ChatRenderer(tokenizer).conversation([user("What is 3 + 4?"), assistant("7")])
     text = (
@@ -159,7 +161,7 @@ def test_the_default_models_mask_is_what_is_counted_by_hand(default_model: Path)
     assert mask.tolist() == [False] * (len(ids) - 3) + [True, True, False]  # the last one is the line feed
 
 
-def test_without_a_template_texts_follow_each_other(tiny_model: Path) -> None:
+def test_conversation_without_a_template_texts_follow_each_other(tiny_model: Path) -> None:
     base = load_tokenizer(str(tiny_model))
     base.chat_template = None
     ids, _ = ChatRenderer(base).conversation(CHAT)
@@ -170,32 +172,32 @@ def test_without_a_template_texts_follow_each_other(tiny_model: Path) -> None:
     assert learnt(base, CHAT, 3) == [f"4, of course.\nSure?{end}"]
 
 
-def test_a_plain_text_is_learnt_to_its_end(tiny_model: Path) -> None:
+def test_conversation_a_plain_text_is_learnt_to_its_end(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     ids, mask = ChatRenderer(tokenizer).plain("once")
     assert tokenizer.decode(ids) == f"once{tokenizer.eos_token}"
     assert mask.tolist() == [False, True, True, True, True]  # nothing comes before the first token
 
 
-def test_a_tools_message_is_context(tiny_model: Path) -> None:
+def test_conversation_a_tools_message_is_context(tiny_model: Path) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES["qwen-2.5"])
     chat: list[Message] = [user("?"), assistant("call f"), Message(role="tool", content="12"), assistant("It is 12.")]
     assert learnt(tokenizer, chat) == ["call f<|im_end|>", "It is 12.<|im_end|>"]
 
 
 @pytest.mark.parametrize("name", ["gemma", "mistral"])
-def test_what_the_template_refuses_is_said_in_its_words(tiny_model: Path, name: str) -> None:
+def test_conversation_what_the_template_refuses_is_said_in_its_words(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
     with pytest.raises(DataError, match=r"refuses a conversation of user, assistant, assistant: .*must alternate"):
         learnt(tokenizer, [user("a"), assistant("b"), assistant("c")])
 
 
-def test_two_answers_in_a_row_are_learnt_where_the_template_takes_them(tiny_model: Path) -> None:
+def test_conversation_two_answers_in_a_row_are_learnt_where_the_template_takes_them(tiny_model: Path) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES["llama-3"])
     assert learnt(tokenizer, [user("a"), assistant("b"), assistant("c")]) == ["b<|eot_id|>", "c<|eot_id|>"]
 
 
-def test_tokens_that_begin_with_a_space_stay_whole_at_an_answers_beginning() -> None:
+def test_conversation_tokens_that_begin_with_a_space_stay_whole_at_an_answers_beginning() -> None:
     """As in Llama 2 and the first Mistral: `▁` stands for a space, and a text begins with one that nobody wrote."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -21,7 +21,9 @@ from roll.types import Message
 
 
 @given(max_number=st.integers(2, 64), num_turns=st.integers(1, 8), data=st.data())
-def test_halving_wins_exactly_where_the_turns_allow_it(max_number: int, num_turns: int, data: Any) -> None:
+def test_data_demonstrations_halving_wins_exactly_where_the_turns_allow_it(
+    max_number: int, num_turns: int, data: Any
+) -> None:
     secret = data.draw(st.integers(1, max_number))
     guesses = halving_guesses(max_number, num_turns, secret)
     env = make("guess_number", {"max_number": max_number, "num_turns": num_turns, "secret": secret})
@@ -32,7 +34,7 @@ def test_halving_wins_exactly_where_the_turns_allow_it(max_number: int, num_turn
         assert outcomes[-1][1] == 1.0
 
 
-def test_the_game_brings_an_expert_where_it_is_asked_to() -> None:
+def test_data_demonstrations_the_game_brings_an_expert_where_it_is_asked_to() -> None:
     config: dict[str, Any] = {"source": "guess_number", "max_number": 3, "num_turns": 2}
     plain, _ = guess_number_prompts(GuessNumberData(**config), "d", 0)
     shown, held_out = guess_number_prompts(GuessNumberData(**config, demonstrations=True), "d", 0)
@@ -49,18 +51,18 @@ def rows(path: Path, *values: Any) -> Any:
     return table_prompts(config, "d", 0)[0]
 
 
-def test_a_column_holds_demonstrations_and_some_rows_have_none(tmp_path: Path) -> None:
+def test_data_demonstrations_a_column_holds_demonstrations_and_some_rows_have_none(tmp_path: Path) -> None:
     source = rows(tmp_path / "d.jsonl", "First 1.", None, "")
     assert [source[i].expert for i in range(3)] == [("First 1.",), (), ()]
     assert source[0].metadata == {"level": 2}
 
 
-def test_a_demonstration_that_is_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
+def test_data_demonstrations_a_demonstration_that_is_no_text_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"line 2.*'how' must be the text of an answer, or null.*\[1\]"):
         rows(tmp_path / "d.jsonl", "1", [1])
 
 
-def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_data_demonstrations_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "q", "answer": "1"}')
     config = FileData(source="file", path=str(path), reward="math", held_out=0, expert_key="how")
@@ -68,7 +70,9 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
         table_prompts(config, "d", 0)
 
 
-def test_an_answer_goes_on_where_the_prompt_ends_and_a_turn_where_the_answer_ends(tiny_model: Path) -> None:
+def test_data_demonstrations_an_answer_goes_on_where_the_prompt_ends_and_a_turn_where_the_answer_ends(
+    tiny_model: Path,
+) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     renderer = ChatRenderer(tokenizer)
     prompt = renderer.render([Message(role="user", content="Guess.")])
@@ -79,7 +83,9 @@ def test_an_answer_goes_on_where_the_prompt_ends_and_a_turn_where_the_answer_end
     )
 
 
-def test_an_answer_of_a_model_without_a_template_ends_with_its_end_of_text(tiny_model: Path) -> None:
+def test_data_demonstrations_an_answer_of_a_model_without_a_template_ends_with_its_end_of_text(
+    tiny_model: Path,
+) -> None:
     base = load_tokenizer(str(tiny_model))
     base.chat_template = None
     ids = ChatRenderer(base).answer("2")
@@ -87,7 +93,7 @@ def test_an_answer_of_a_model_without_a_template_ends_with_its_end_of_text(tiny_
     assert base.decode(ids[:-1].tolist()) == "2"
 
 
-def test_a_template_that_begins_answers_otherwise_is_refused(tiny_model: Path) -> None:
+def test_data_demonstrations_a_template_that_begins_answers_otherwise_is_refused(tiny_model: Path) -> None:
     strange = load_tokenizer(str(tiny_model))
     strange.chat_template = (
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"

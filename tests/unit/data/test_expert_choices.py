@@ -16,7 +16,7 @@ def record(*choices: int) -> IntArray:
     return np.array(choices, np.int8)[:, None, None]
 
 
-def test_the_first_record_of_a_token_counts_and_later_ones_say_what_is_unknown() -> None:
+def test_router_replay_the_first_record_of_a_token_counts_and_later_ones_say_what_is_unknown() -> None:
     found = first_known([record(1, 2, -1), None, record(3, 3, 3, 3, -1)], 5)
     assert found is not None and found.ravel().tolist() == [1, 2, 3, 3, -1] and found.dtype == np.int8
     assert first_known([None, None], 3) is None
@@ -24,7 +24,7 @@ def test_the_first_record_of_a_token_counts_and_later_ones_say_what_is_unknown()
     assert shorter is not None and shorter.ravel().tolist() == [1, 2]
 
 
-def test_a_rewritten_history_has_its_own_choices() -> None:
+def test_router_replay_a_rewritten_history_has_its_own_choices() -> None:
     """Two turns in the first context, then one in another; a request that made nothing says nothing."""
     rollout = Rollout(
         draw_id=0,

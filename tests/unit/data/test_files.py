@@ -41,7 +41,7 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def test_rows_become_prompts_with_the_line_as_uid_and_other_columns_as_metadata(tmp_path: Path) -> None:
+def test_data_file_rows_become_prompts_with_the_line_as_uid_and_other_columns_as_metadata(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(
         b'\xef\xbb\xbf{"prompt": "caf\xc3\xa9?", "answer": 3, "level": [1]}\r\n\n  \n{"prompt": "b", "answer": 0.5}'
@@ -54,7 +54,7 @@ def test_rows_become_prompts_with_the_line_as_uid_and_other_columns_as_metadata(
     assert (second.uid, second.answer) == ("d/4", "0.5")
 
 
-def test_chats_are_kept_and_get_the_system_prompt_only_where_they_have_none(tmp_path: Path) -> None:
+def test_data_file_chats_are_kept_and_get_the_system_prompt_only_where_they_have_none(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     with_system = [{"role": "system", "content": "own"}, *chat]
     path = write(tmp_path / "d.jsonl", [{"prompt": chat, "answer": "1"}, {"prompt": with_system, "answer": "1"}])
@@ -63,7 +63,7 @@ def test_chats_are_kept_and_get_the_system_prompt_only_where_they_have_none(tmp_
     assert [m.text for m in second.messages] == ["own", "a", "b", "c"]
 
 
-def test_an_answer_pattern_takes_the_reference_out_of_its_column(tmp_path: Path) -> None:
+def test_data_file_an_answer_pattern_takes_the_reference_out_of_its_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"prompt": "q", "answer": "so\n#### 1,234 "}])
     assert prompts(load(path, answer_pattern=r"#### (.+)")[0])[0].answer == "1,234"
     with pytest.raises(DataError, match="line 1: answer_pattern 'X: ' is not found"):
@@ -72,7 +72,7 @@ def test_an_answer_pattern_takes_the_reference_out_of_its_column(tmp_path: Path)
         load(path, answer_pattern="(")
 
 
-def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
+def test_data_file_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
     rows = [{"prompt": [{"role": "user", "content": f"q{i}"}], "answer": i, "level": {"a": i}} for i in range(1500)]
     jsonl = write(tmp_path / "d.jsonl", rows)
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
@@ -80,7 +80,7 @@ def test_parquet_gives_the_same_prompts_as_jsonl(tmp_path: Path) -> None:
     assert len(load(tmp_path / "d.parquet", limit=7)[0]) == len(load(jsonl, limit=7)[0]) == 7
 
 
-def test_held_out_prompts_never_occur_in_training_also_when_rows_repeat(tmp_path: Path) -> None:
+def test_data_file_held_out_prompts_never_occur_in_training_also_when_rows_repeat(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {i % 200}", "answer": "1"} for i in range(1000)]
     path = write(tmp_path / "d.jsonl", rows)
     training, held_out = (prompts(side) for side in load(path, held_out=0.3))
@@ -90,7 +90,7 @@ def test_held_out_prompts_never_occur_in_training_also_when_rows_repeat(tmp_path
     assert len({p.uid for p in training + held_out}) == 1000
 
 
-def test_the_split_depends_on_the_seed_and_adding_rows_moves_none(tmp_path: Path) -> None:
+def test_data_file_the_split_depends_on_the_seed_and_adding_rows_moves_none(tmp_path: Path) -> None:
     rows = [{"prompt": f"question {i}", "answer": "1"} for i in range(300)]
     short, long = write(tmp_path / "a.jsonl", rows[:200]), write(tmp_path / "b.jsonl", rows)
     sides = [
@@ -100,13 +100,13 @@ def test_the_split_depends_on_the_seed_and_adding_rows_moves_none(tmp_path: Path
     assert sides[0] < sides[1] and sides[0] != sides[2]
 
 
-def test_held_out_prompts_come_shuffled_so_that_the_first_are_a_fair_sample(tmp_path: Path) -> None:
+def test_data_file_held_out_prompts_come_shuffled_so_that_the_first_are_a_fair_sample(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"prompt": f"q{i}", "answer": "1"} for i in range(400)])
     lines = [int(p.uid.removeprefix("d/")) for p in prompts(load(path, held_out=0.5)[1])]
     assert lines != sorted(lines) and 120 < sum(lines[:40]) / 40 < 280
 
 
-def test_a_held_out_file_is_left_out_of_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_data_file_a_held_out_file_is_left_out_of_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"prompt": f"q{i}", "answer": "1"} for i in range(10)]
     train, test = write(tmp_path / "train.jsonl", rows), write(tmp_path / "test.jsonl", [*rows[7:], GOOD])
     training, held_out = (prompts(side) for side in load(train, held_out_path=str(test)))
@@ -117,7 +117,7 @@ def test_a_held_out_file_is_left_out_of_training(tmp_path: Path, caplog: pytest.
         load(train, held_out_path=str(train))
 
 
-def test_content_is_read_when_asked_for_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
+def test_data_file_content_is_read_when_asked_for_and_a_changed_file_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [GOOD] * 1000)
     training, _ = load(path)
     assert training[999].answer == "2"
@@ -130,7 +130,7 @@ def test_content_is_read_when_asked_for_and_a_changed_file_is_noticed(tmp_path: 
         training[5]
 
 
-def test_the_fingerprint_tells_content_and_order_apart(tmp_path: Path) -> None:
+def test_data_file_the_fingerprint_tells_content_and_order_apart(tmp_path: Path) -> None:
     other = {"prompt": "2 + 2?", "answer": "4"}
     files = [[GOOD, other], [GOOD, other], [other, GOOD], [GOOD, {**other, "answer": "5"}]]
     marks = [load(write(tmp_path / f"{i}.jsonl", rows))[0].fingerprint for i, rows in enumerate(files)]
@@ -172,7 +172,7 @@ def _deep(depth: int) -> bytes:
         (b'{"prompt": "a", "answer": "\\udfff"}', "'answer' is not valid Unicode"),
     ],
 )
-def test_a_malformed_line_is_refused_with_its_number(tmp_path: Path, line: bytes, words: str) -> None:
+def test_data_file_a_malformed_line_is_refused_with_its_number(tmp_path: Path, line: bytes, words: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     with pytest.raises(DataError, match=words) as caught:
@@ -180,7 +180,7 @@ def test_a_malformed_line_is_refused_with_its_number(tmp_path: Path, line: bytes
     assert "bad.jsonl', line 2" in str(caught.value)
 
 
-def test_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -> None:
+def test_data_file_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [GOOD])
     (tmp_path / "empty.jsonl").write_text("\n \n")
     (tmp_path / "data.csv").write_text("prompt,answer")
@@ -197,7 +197,9 @@ def test_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
-def test_a_relative_path_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_file_a_relative_path_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=rf"'none\.jsonl' does not exist \(looked for from '{tmp_path}'\)"):
         load(Path("none.jsonl"))
@@ -208,13 +210,13 @@ def test_a_relative_path_says_where_it_was_looked_for(tmp_path: Path, monkeypatc
     assert "looked for" not in str(absolute.value)
 
 
-def test_a_missing_column_lists_the_others_as_they_are_called(tmp_path: Path) -> None:
+def test_data_file_a_missing_column_lists_the_others_as_they_are_called(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"question": "a", "answer": "b"}])
     with pytest.raises(DataError, match=r"no column 'prompt'.* It has: 'question', 'answer'\."):
         load(path)
 
 
-def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+def test_data_file_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [GOOD])
     path.chmod(0)
     if os.access(path, os.R_OK):
@@ -223,7 +225,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_reward_that_compares_needs_an_answer_column(tmp_path: Path) -> None:
+def test_data_file_a_reward_that_compares_needs_an_answer_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"prompt": "a"}])
     with pytest.raises(ValidationError, match="compares with an answer, but answer_key is null"):
         load(path, answer_key=None)
@@ -250,7 +252,7 @@ odd_lines = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(lines=st.lists(st.one_of(good_lines, odd_lines), max_size=5))
-def test_any_corpus_loads_or_gives_a_data_error_with_a_line(
+def test_data_file_any_corpus_loads_or_gives_a_data_error_with_a_line(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
 ) -> None:
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
@@ -265,7 +267,7 @@ def test_any_corpus_loads_or_gives_a_data_error_with_a_line(
             assert prompt.answer.strip()
 
 
-def test_files_name_a_repeated_key_among_many_in_linear_time(tmp_path: Path) -> None:
+def test_data_file_name_a_repeated_key_among_many_in_linear_time(tmp_path: Path) -> None:
     compared = 0
 
     class Name(str):

@@ -23,7 +23,7 @@ def solve(prompt: Prompt, *args: object) -> object:
     return variables[prompt.metadata["entry_point"]](*args)  # type: ignore[operator]
 
 
-def test_training_and_held_out_tasks_are_disjoint_and_complete() -> None:
+def test_data_function_training_and_held_out_tasks_are_disjoint_and_complete() -> None:
     training, held_out = functions_prompts(config(num_constants=5, held_out=0.3), "functions", 7)
     uids = [[side[i].uid for i in range(len(side))] for side in (training, held_out)]
     assert (len(uids[0]), len(uids[1])) == (49, 21)  # 14 kinds x 5 constants, 30 % of them
@@ -34,7 +34,7 @@ def test_training_and_held_out_tasks_are_disjoint_and_complete() -> None:
     assert other.fingerprint != training.fingerprint
 
 
-def test_every_reference_answer_solves_its_hidden_cases() -> None:
+def test_data_function_every_reference_answer_solves_its_hidden_cases() -> None:
     training, held_out = functions_prompts(config(num_constants=3, num_cases=4), "functions", 0)
     prompts = [side[i] for side in (training, held_out) for i in range(len(side))]
     for prompt in prompts:
@@ -45,12 +45,12 @@ def test_every_reference_answer_solves_its_hidden_cases() -> None:
         assert all(isinstance(case, CallCase) for case in task.cases)
 
 
-def test_a_task_reads_as_it_should() -> None:
+def test_data_function_a_task_reads_as_it_should() -> None:
     training, held_out = functions_prompts(config(prompt_template="{prompt} Go."), "functions", 0)
     texts = {side[i].uid: side[i].messages[-1].text for side in (training, held_out) for i in range(len(side))}
     assert texts["functions/add_3"] == "Write a Python function add_3(x) that returns x plus 3. Go."
 
 
-def test_holding_everything_out_is_refused() -> None:
+def test_data_function_holding_everything_out_is_refused() -> None:
     with pytest.raises(DataError, match="leaves none of 14 tasks for training"):
         functions_prompts(config(num_constants=1, held_out=0.99), "functions", 0)

@@ -33,14 +33,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_saved_dataset_gives_prompts_and_leaves_the_held_out_split_out_of_training(saved: Path) -> None:
+def test_data_huggingface_a_saved_dataset_gives_prompts_and_leaves_the_held_out_split_out_of_training(
+    saved: Path,
+) -> None:
     training, held_out = load(saved, held_out_split="test")
     assert [training[i].uid for i in range(len(training))] == [f"d/{i}" for i in range(1, 7)]  # q6 and q7 are in both
     assert sorted(held_out[i].messages[0].text for i in range(6)) == sorted(f"q{i}" for i in range(6, 12))
     assert (training[3].answer, training[3].metadata) == ("3", {"level": 1})
 
 
-def test_a_split_saved_alone_serves_as_the_one_asked_for(tmp_path: Path) -> None:
+def test_data_huggingface_a_split_saved_alone_serves_as_the_one_asked_for(tmp_path: Path) -> None:
     rows(0, 5).save_to_disk(tmp_path / "one")
     training, _ = load(tmp_path / "one", limit=3)
     assert len(training) == 3
@@ -48,7 +50,9 @@ def test_a_split_saved_alone_serves_as_the_one_asked_for(tmp_path: Path) -> None
         load(tmp_path / "one", held_out_split="test")
 
 
-def test_a_directory_of_data_files_is_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_huggingface_a_directory_of_data_files_is_a_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "train.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
@@ -94,14 +98,16 @@ def test_data_huggingface_of_very_many_files_some_are_looked_at_before_each_row(
         training[0]
 
 
-def test_a_wrong_split_or_column_is_named_with_the_nearest(saved: Path) -> None:
+def test_data_huggingface_a_wrong_split_or_column_is_named_with_the_nearest(saved: Path) -> None:
     with pytest.raises(DataError, match=r"has no split 'trian'. Did you mean 'train'\? It has: train, test"):
         load(saved, split="trian")
     with pytest.raises(DataError, match=r"split 'train', row 1: there is no column 'promt'. Did you mean 'prompt'\?"):
         load(saved, prompt_key="promt")
 
 
-def test_what_cannot_be_loaded_is_a_data_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_huggingface_what_cannot_be_loaded_is_a_data_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()

@@ -120,7 +120,7 @@ def outcome(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message], **given
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_masks_of_long_conversations_are_those_of_every_prompts_own_rendering(
+def test_conversation_long_masks_of_long_conversations_are_those_of_every_prompts_own_rendering(
     tokenizers: dict[str, PreTrainedTokenizerBase], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = SHAPES[shape]()
@@ -143,7 +143,7 @@ def test_masks_of_long_conversations_are_those_of_every_prompts_own_rendering(
         *((name, "thoughts") for name in ("qwen3", "glm4moe")),
     ],
 )
-def test_masks_of_long_conversations_take_time_that_grows_with_their_length(
+def test_conversation_long_masks_of_long_conversations_take_time_that_grows_with_their_length(
     tokenizers: dict[str, PreTrainedTokenizerBase], name: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rendering every prompt of n messages would render n² / 2 of them: 300 times each of 600."""
@@ -180,7 +180,7 @@ LATE = "{% if loop.index > 50 and m.role == 'assistant' %}late {% endif %}"
         ("{% if m.role == 'assistant' and messages[0].content in m.content %}same {% endif %}", ""),
     ],
 )
-def test_masks_of_long_conversations_of_templates_that_look_far_back(
+def test_conversation_long_masks_of_long_conversations_of_templates_that_look_far_back(
     tiny_model: Path, each: str, asking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
@@ -191,7 +191,7 @@ def test_masks_of_long_conversations_of_templates_that_look_far_back(
     assert found == outcome(tokenizer, chat)
 
 
-def test_masks_of_long_conversations_leave_out_what_is_not_to_be_trained(
+def test_conversation_long_masks_of_long_conversations_leave_out_what_is_not_to_be_trained(
     tokenizers: dict[str, PreTrainedTokenizerBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = questions(70)
@@ -204,6 +204,6 @@ def test_masks_of_long_conversations_leave_out_what_is_not_to_be_trained(
 @pytest.mark.parametrize(
     ("one", "other", "length"), [("", "", 0), ("abc", "abd", 2), ("abc", "abc", 3), ("ab", "abc", 2), ("x", "y", 0)]
 )
-def test_the_common_beginning_of_two_texts(one: str, other: str, length: int) -> None:
+def test_conversation_long_the_common_beginning_of_two_texts(one: str, other: str, length: int) -> None:
     assert common_length(one, other) == length
     assert common_length("é" * 999 + one, "é" * 999 + other) == 999 + length

@@ -21,7 +21,7 @@ def prompts(config, seed=0):
     return [[*map(side.__getitem__, range(len(side)))] for side in load_source(config, "own", seed)]
 
 
-def test_dictionaries_become_prompts_and_their_other_keys_metadata():
+def test_data_python_dictionaries_become_prompts_and_their_other_keys_metadata():
     rows = [{"prompt": f"{n} + 1", "answer": n + 1, "level": n} for n in range(40)]
     training, held_out = prompts(source(rows))
     assert len(training) + len(held_out) == 40 and 0 < len(held_out) < 12
@@ -29,7 +29,7 @@ def test_dictionaries_become_prompts_and_their_other_keys_metadata():
     assert (first.uid, first.answer, first.messages[-1].text) == ("own/3", "4", "3 + 1")
 
 
-def test_texts_generators_and_datasets_are_rows_too():
+def test_data_python_texts_generators_and_datasets_are_rows_too():
     import datasets
 
     texts = ["Say a", "Say b"]
@@ -43,14 +43,14 @@ def _without_answers(rows):
     return PythonData(source="python", reward=reward, answer_key=None, held_out=0.0).with_rows(rows)
 
 
-def test_rows_held_out_are_not_trained_on():
+def test_data_python_rows_held_out_are_not_trained_on():
     rows = [{"prompt": str(n), "answer": "1"} for n in range(6)]
     training, held_out = prompts(source(rows, rows[4:]))
     assert {p.messages[0].text for p in training} == set("0123")
     assert {p.messages[0].text for p in held_out} == set("45")
 
 
-def test_a_changed_row_changes_the_fingerprint():
+def test_data_python_a_changed_row_changes_the_fingerprint():
     rows = [{"prompt": str(n), "answer": "1"} for n in range(6)]
     same, again = (load_source(source(list(rows)), "own", 0)[0].fingerprint for _ in range(2))
     other = load_source(source([*rows[:5], {"prompt": "5", "answer": "2"}]), "own", 0)[0].fingerprint
@@ -64,7 +64,7 @@ def nested(depth):
     return value
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_data_python_numbers_of_numpy_are_numbers():
     rows = [{"prompt": "a", "answer": np.float32(0.5)}, {"prompt": "b", "answer": np.int64(7)}]
     training, _ = prompts(source(rows, held_out=0.0))
     assert [prompt.answer for prompt in training] == ["0.5", "7"]
@@ -84,13 +84,13 @@ def test_numbers_of_numpy_are_numbers():
         ((1 / 0 for _ in range(2)), "data of 'own' cannot be read: ZeroDivisionError"),
     ],
 )
-def test_rows_that_are_none_are_refused_with_their_number(rows, message):
+def test_data_python_rows_that_are_none_are_refused_with_their_number(rows, message):
     with pytest.raises(DataError) as refused:
         load_source(source(rows), "own", 0)
     assert message in str(refused.value)
 
 
-def test_a_function_or_class_of_the_users_own_makes_rows(tmp_path):
+def test_data_python_a_function_or_class_of_the_users_own_makes_rows(tmp_path):
     file = tmp_path / "tasks.py"
     file.write_text(
         "class Sums(list):\n"
@@ -108,7 +108,7 @@ def test_a_function_or_class_of_the_users_own_makes_rows(tmp_path):
         load_source(source(function=f"{file}:Sum"), "own", 0)
 
 
-def test_episodes_of_an_environment_differ_by_their_seed_and_it_says_itself_what_is_asked():
+def test_data_python_episodes_of_an_environment_differ_by_their_seed_and_it_says_itself_what_is_asked():
     config = EnvironmentData(
         environment="mazes.py:Maze",
         options={"size": 3},

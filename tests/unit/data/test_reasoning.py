@@ -50,20 +50,20 @@ HARMONY = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|
         ("analysis of <b>the</b> data", "", "analysis of <b>the</b> data"),
     ],
 )
-def test_reasoning_is_told_from_the_answer(text: str, thought: str | None, answer: str | None) -> None:
+def test_data_reasoning_is_told_from_the_answer(text: str, thought: str | None, answer: str | None) -> None:
     found, rest = split_reasoning(text)
     assert rest == answer
     if thought is not None:
         assert found == thought
 
 
-def test_reasoning_that_the_prompt_began_needs_its_end() -> None:
+def test_data_reasoning_that_the_prompt_began_needs_its_end() -> None:
     assert answer_of("Two and two.</think>Four.", begun=True) == "Four."
     assert answer_of("Two and two. Four.", begun=True) is None
     assert answer_of("Two and two. Four.", begun=False) == "Two and two. Four."
 
 
-def test_reasoning_of_a_known_format_is_read_in_that_one_alone() -> None:
+def test_data_reasoning_of_a_known_format_is_read_in_that_one_alone() -> None:
     """An answer about another model's tags is an answer."""
     harmony = reasoning_format("{{ '<|channel|>final<|message|>' }}")
     assert answer_of("<|channel|>final<|message|>It ends with </think>, always.", harmony) == (
@@ -86,7 +86,7 @@ def test_reasoning_of_a_known_format_is_read_in_that_one_alone() -> None:
         ("", ""),
     ],
 )
-def test_reasoning_begun_by_a_prompt_is_seen(prompt: str, begun: str) -> None:
+def test_data_reasoning_begun_by_a_prompt_is_seen(prompt: str, begun: str) -> None:
     assert begun_thought(prompt) == begun
 
 
@@ -115,18 +115,18 @@ def templates() -> Path:
         ("lfm2", None),
     ],
 )
-def test_reasoning_format_is_that_of_the_template(name: str, end: str | None) -> None:
+def test_data_reasoning_format_is_that_of_the_template(name: str, end: str | None) -> None:
     form = reasoning_format((templates() / f"{name}.jinja").read_text(encoding="utf-8"))
     assert (form is None) if end is None else (form is not None and form.ends == (end,))
 
 
-def test_reasoning_format_is_that_of_the_tokenizer_without_a_template() -> None:
+def test_data_reasoning_format_is_that_of_the_tokenizer_without_a_template() -> None:
     form = reasoning_format("", {"[INST]", "[THINK]", "[/THINK]"})
     assert form is not None and form.ends == ("[/THINK]",)
     assert reasoning_format("", {"<|im_end|>"}) is None
 
 
-def test_reasoning_format_of_a_template_of_ones_own() -> None:
+def test_data_reasoning_format_of_a_template_of_ones_own() -> None:
     form = reasoning_format("{{ '<reasoning>' + m.thought + '</reasoning>' }}")
     assert answer_of("<reasoning>Two.</reasoning>Four.", form) == "Four."
     assert answer_of("<reasoning>Two.", form) is None
@@ -139,7 +139,7 @@ def with_special(model: Path, template: str, *special: str) -> PreTrainedTokeniz
     return tokenizer
 
 
-def test_reasoning_marked_by_special_tokens_is_seen_in_what_was_generated(tiny_model: Path) -> None:
+def test_data_reasoning_marked_by_special_tokens_is_seen_in_what_was_generated(tiny_model: Path) -> None:
     special = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>")
     template = (templates() / "gptoss.jinja").read_text(encoding="utf-8")
     renderer = ChatRenderer(with_special(tiny_model, template, *special))
@@ -150,7 +150,7 @@ def test_reasoning_marked_by_special_tokens_is_seen_in_what_was_generated(tiny_m
     assert renderer.final_text(renderer.piece("<|channel|>analysis<|message|>Two and"), prompt) == ""
 
 
-def test_reasoning_marked_by_tokens_of_the_tokenizer_is_seen(tiny_model: Path) -> None:
+def test_data_reasoning_marked_by_tokens_of_the_tokenizer_is_seen(tiny_model: Path) -> None:
     tokenizer = with_special(tiny_model, "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]", "[INST]", "[/INST]"]})
     renderer = ChatRenderer(tokenizer)
@@ -159,7 +159,7 @@ def test_reasoning_marked_by_tokens_of_the_tokenizer_is_seen(tiny_model: Path) -
     assert renderer.final_text(answer, renderer.piece("[INST]2 + 2?[/INST]")) == "Four.</s>"
 
 
-def test_reasoning_begun_by_the_generation_prompt_needs_its_end(tiny_model: Path) -> None:
+def test_data_reasoning_begun_by_the_generation_prompt_needs_its_end(tiny_model: Path) -> None:
     template = (templates() / "qwen3_5_think.jinja").read_text(encoding="utf-8")
     renderer = ChatRenderer(with_special(tiny_model, template))
     prompt = renderer.render([Message(role="user", content="2 + 2?")])
@@ -169,7 +169,7 @@ def test_reasoning_begun_by_the_generation_prompt_needs_its_end(tiny_model: Path
     assert renderer.final_text(renderer.piece("Four.<|im_end|>"), silent) == "Four."
 
 
-def test_reasoning_leaves_texts_of_models_without_special_marks_as_they_were(tiny_model: Path) -> None:
+def test_data_reasoning_leaves_texts_of_models_without_special_marks_as_they_were(tiny_model: Path) -> None:
     renderer = ChatRenderer(load_tokenizer(str(tiny_model)))
     ids = renderer.piece("<|im_start|>Two <tool_call> and two.<|im_end|>")
     assert renderer.decode(ids) == "Two <tool_call> and two."
@@ -177,7 +177,7 @@ def test_reasoning_leaves_texts_of_models_without_special_marks_as_they_were(tin
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "<"])), st.booleans())
-def test_reasoning_is_no_part_of_the_answer(parts: list[str], begun: bool) -> None:
+def test_data_reasoning_is_no_part_of_the_answer(parts: list[str], begun: bool) -> None:
     text = "".join(parts)
     answer = answer_of(text, begun=begun)
     if answer is None:
@@ -187,7 +187,7 @@ def test_reasoning_is_no_part_of_the_answer(parts: list[str], begun: bool) -> No
 
 
 @pytest.mark.parametrize("piece", ["<think>", "</think>", "<|channel|>", "<|channel|>final<|message|>", " ", "\n<"])
-def test_reasoning_of_hostile_texts_takes_linear_time(piece: str) -> None:
+def test_data_reasoning_of_hostile_texts_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     split_reasoning(piece * (2_000_000 // len(piece)), begun=True)
     begun_thought(piece * (2_000_000 // len(piece)))

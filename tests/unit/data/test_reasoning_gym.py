@@ -17,7 +17,7 @@ def load(task: str, seed: int = 0, **changes: Any) -> tuple[PromptList, PromptLi
     return reasoning_gym_prompts(ReasoningGymData(source=f"reasoning_gym:{task}", **changes), "d", seed)
 
 
-def test_tasks_are_seeded_and_held_out_ones_do_not_occur_in_training() -> None:
+def test_data_reasoning_gym_tasks_are_seeded_and_held_out_ones_do_not_occur_in_training() -> None:
     sides = load("chain_sum", size=60, held_out=0.5)
     again, other = load("chain_sum", size=60, held_out=0.5), load("chain_sum", seed=1, size=60, held_out=0.5)
     training, held_out = ([side[i] for i in range(len(side))] for side in sides)
@@ -30,7 +30,7 @@ def test_tasks_are_seeded_and_held_out_ones_do_not_occur_in_training() -> None:
     assert training[0].answer == str(sum(map(int, terms.replace("- ", "-").replace("+ ", "+").split())))
 
 
-def test_a_task_that_uses_the_processes_generator_is_seeded_too() -> None:
+def test_data_reasoning_gym_a_task_that_uses_the_processes_generator_is_seeded_too() -> None:
     random.seed(1)
     first = load("list_functions", size=10, held_out=0)[0]
     random.seed(2)
@@ -40,7 +40,7 @@ def test_a_task_that_uses_the_processes_generator_is_seeded_too() -> None:
     assert random.random() == expected
 
 
-def test_options_reach_the_task() -> None:
+def test_data_reasoning_gym_options_reach_the_task() -> None:
     options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     training, _ = load("chain_sum", size=20, held_out=0, options=options)
     assert all(-9 <= int(training[i].answer) <= 18 for i in range(20))
@@ -61,12 +61,12 @@ def test_options_reach_the_task() -> None:
         ("chain_sum", {"options": {"seed": 3}}, "set by `size` and the run's seed"),
     ],
 )
-def test_wrong_tasks_and_options_are_refused(task: str, changes: dict[str, Any], words: str) -> None:
+def test_data_reasoning_gym_wrong_tasks_and_options_are_refused(task: str, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=words):
         load(task, **changes)
 
 
-def test_a_task_with_few_questions_that_leaves_none_to_hold_out_says_so() -> None:
+def test_data_reasoning_gym_a_task_with_few_questions_that_leaves_none_to_hold_out_says_so() -> None:
     one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     with pytest.raises(DataError, match="leave none to hold out"):
         load("chain_sum", size=5000, held_out=0.001, options=one_digit)

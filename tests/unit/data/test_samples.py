@@ -46,14 +46,14 @@ SECOND = Branch(start=3, context=ints(1, 2, 3, 11, 90))
 THIRD = Branch(start=6, context=ints(1, 9))
 
 
-def test_a_rollout_whose_history_stands_is_one_sample() -> None:
+def test_training_sample_a_rollout_whose_history_stands_is_one_sample() -> None:
     (sample,) = build_samples(rollout(), max_new_tokens=5)
     assert (sample.sample_id, sample.sequence, sample.prefix_length, sample.max_length) == ("7.1", "", 3, 15)
     assert sample.token_ids.tolist() == [1, 2, 3, 10, 11, 90, 12, 13, 91, 14, 15]
     assert np.flatnonzero(sample.loss_mask).tolist() == [3, 4, 6, 7, 9, 10]
 
 
-def test_each_context_is_a_sample_of_what_the_engine_saw_and_wrote() -> None:
+def test_training_sample_each_context_is_a_sample_of_what_the_engine_saw_and_wrote() -> None:
     first, second, third = build_samples(rollout((SECOND, THIRD)))
     assert [s.sample_id for s in (first, second, third)] == ["7.1", "7.1.1", "7.1.2"]
     assert {(s.unit, s.sequence) for s in (first, second, third)} == {(7, "train-7.1")}
@@ -68,14 +68,16 @@ def test_each_context_is_a_sample_of_what_the_engine_saw_and_wrote() -> None:
     assert third.chunk_ids.tolist() == [-1, -1, 2, 2]
 
 
-def test_a_context_rewritten_before_the_first_turn_takes_the_place_of_the_prompt() -> None:
+def test_training_sample_a_context_rewritten_before_the_first_turn_takes_the_place_of_the_prompt() -> None:
     samples = build_samples(rollout((Branch(start=0, context=ints(8)), THIRD)))
     assert [s.sample_id for s in samples] == ["7.1", "7.1.1"]
     assert samples[0].token_ids.tolist() == [8, 10, 11, 90, 12, 13, 91]
 
 
 @given(st.lists(st.sampled_from([0, 3, 6]), unique=True), st.integers(0, 20))
-def test_samples_have_every_token_of_the_rollout_once_behind_their_contexts(starts: list[int], size: int) -> None:
+def test_training_sample_have_every_token_of_the_rollout_once_behind_their_contexts(
+    starts: list[int], size: int
+) -> None:
     whole = rollout(tuple(Branch(start=s, context=np.arange(size, dtype=np.int32)) for s in sorted(starts)))
     samples = build_samples(whole)
     for name in ("token_ids", "policy_versions"):
@@ -131,7 +133,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_rewritten_history_changes_where_tokens_stand_and_not_what_they_are_worth(name: str) -> None:
+def test_training_sample_a_rewritten_history_changes_where_tokens_stand_and_not_what_they_are_worth(name: str) -> None:
     algorithm = AlgorithmConfig.model_validate(ALGORITHMS[name])
     said: dict[str, Any] = {}
     if name == "gae":
@@ -156,7 +158,7 @@ def test_a_rewritten_history_changes_where_tokens_stand_and_not_what_they_are_wo
         assert by_token(own, "old_values") == by_token(expected, "old_values")
 
 
-def test_a_penalty_per_token_is_of_the_tokens_that_were_written() -> None:
+def test_training_sample_a_penalty_per_token_is_of_the_tokens_that_were_written() -> None:
     batch = build_batch([rollout((SECOND,))], temperature=1.0, max_new_tokens=8)
     algorithm = AlgorithmConfig.model_validate({"type": "grpo", "kl": {"estimator": "k1"}})
     own, ref = ([np.full(len(s), x, np.float32) for s in batch.samples] for x in (-1.0, -3.0))
@@ -164,7 +166,7 @@ def test_a_penalty_per_token_is_of_the_tokens_that_were_written() -> None:
     assert [r.tolist() for r in rewards] == [np.where(s.loss_mask, -1.0, 0.0).tolist() for s in batch.samples]
 
 
-def test_critics_are_dealt_whole_rollouts() -> None:
+def test_training_sample_critics_are_dealt_whole_rollouts() -> None:
     rollouts = [rollout((SECOND,) if i % 2 else (SECOND, THIRD), index=i) for i in range(6)]
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=8)
     shares = [critic_share(batch, critic, 2) for critic in range(2)]

@@ -223,18 +223,18 @@ def _as_read(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> Any
     return [message.to_dict() | {"content": [{"type": "text", "text": message.text}]} for message in messages]
 
 
-def test_masks_every_training_template_of_trl_is_known() -> None:
+def test_chat_template_masks_every_training_template_of_trl_is_known() -> None:
     assert set(templates()) == set(FORMATS)
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_one_answer(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_one_answer(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     check(tokenizers[name], [ASKED, assistant("It is 3.")], [f"{form.begin}It is 3.{form.end}"], form.mode)
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_several_answers(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_several_answers(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     chat = [ASKED, assistant("It is 3."), ASKED_AGAIN, assistant("4, of course.\nSure?")]
     first = "" if form.middle_end else form.end
@@ -243,7 +243,7 @@ def test_masks_of_several_answers(tokenizers: dict[str, PreTrainedTokenizerBase]
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_behind_a_system_prompt(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_behind_a_system_prompt(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     chat: list[Message] = [Message(role="system", content="Be brief."), ASKED, assistant("It is 3.")]
     if "system" not in form.takes:
@@ -254,7 +254,7 @@ def test_masks_behind_a_system_prompt(tokenizers: dict[str, PreTrainedTokenizerB
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_a_tool_call(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_a_tool_call(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     if not form.call:
         with pytest.raises(DataError, match=r"refuses a conversation|leaves out the call of the tool 'add'"):
@@ -268,14 +268,16 @@ def test_masks_of_a_tool_call(tokenizers: dict[str, PreTrainedTokenizerBase], na
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_reasoning_in_the_content(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_reasoning_in_the_content(
+    tokenizers: dict[str, PreTrainedTokenizerBase], name: str
+) -> None:
     form = WRITTEN[name]
     chat = [ASKED, assistant("<think>\nOne and two.\n</think>\n\nIt is 3.")]
     check(tokenizers[name], chat, [f"{form.spelt}It is 3.{form.end}"], form.thinking_mode)
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_reasoning_in_a_field(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_reasoning_in_a_field(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     chat = [ASKED, assistant("It is 3.", reasoning_content="One and two.")]
     if form.thought:
@@ -286,14 +288,16 @@ def test_masks_of_reasoning_in_a_field(tokenizers: dict[str, PreTrainedTokenizer
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_an_empty_answer_have_its_end(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_an_empty_answer_have_its_end(
+    tokenizers: dict[str, PreTrainedTokenizerBase], name: str
+) -> None:
     form = WRITTEN[name]
     begin = form.begin.rstrip("\n") if name == "glm4moe" else form.begin
     check(tokenizers[name], [ASKED, assistant("")], [f"{begin}{form.end}"], form.mode)
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
-def test_masks_of_two_answers_in_a_row(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
+def test_chat_template_masks_of_two_answers_in_a_row(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     chat = [ASKED, assistant("It is 3."), assistant("Indeed.")]
     if "twice" in form.takes:
@@ -305,7 +309,7 @@ def test_masks_of_two_answers_in_a_row(tokenizers: dict[str, PreTrainedTokenizer
             ChatRenderer(tokenizers[name]).conversation(chat)
 
 
-def test_masks_of_deepseek_begin_in_the_thought_that_the_prompt_begins(
+def test_chat_template_masks_of_deepseek_begin_in_the_thought_that_the_prompt_begins(
     tokenizers: dict[str, PreTrainedTokenizerBase],
 ) -> None:
     chat = [ASKED, assistant("<think>\nOne and two.\n</think>\n\n3")]
@@ -323,7 +327,7 @@ def test_masks_of_deepseek_begin_in_the_thought_that_the_prompt_begins(
         [ASKED, assistant("")],
     ],
 )
-def test_masks_of_answers_that_do_not_continue_the_prompt_are_refused(
+def test_chat_template_masks_of_answers_that_do_not_continue_the_prompt_are_refused(
     tokenizers: dict[str, PreTrainedTokenizerBase], name: str, chat: list[Message]
 ) -> None:
     """The prompt begins a thought, so the model would never generate these answers."""
@@ -331,7 +335,7 @@ def test_masks_of_answers_that_do_not_continue_the_prompt_are_refused(
         ChatRenderer(tokenizers[name]).conversation(chat)
 
 
-def test_masks_behind_a_tools_result_of_deepseek(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+def test_chat_template_masks_behind_a_tools_result_of_deepseek(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
     """Behind a tool's result its prompt begins no thought; the call itself does not continue the one that it begins."""
     ids, mask = ChatRenderer(tokenizers["deepseekv3"]).conversation(CALLED)
     assert tokenizers["deepseekv3"].decode(ids[mask]) == f"It is 3.{DEEPSEEK_END}"
@@ -339,7 +343,9 @@ def test_masks_behind_a_tools_result_of_deepseek(tokenizers: dict[str, PreTraine
         ChatRenderer(tokenizers["deepseek_r1_distill"]).conversation(CALLED)
 
 
-def test_masks_leave_out_messages_that_are_not_to_be_trained(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+def test_chat_template_masks_leave_out_messages_that_are_not_to_be_trained(
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+) -> None:
     chat = [ASKED, assistant("It is 3."), ASKED_AGAIN, assistant("4")]
     renderer = ChatRenderer(tokenizers["qwen3"])
     ids, mask = renderer.conversation(chat, untrained={3})
@@ -347,7 +353,9 @@ def test_masks_leave_out_messages_that_are_not_to_be_trained(tokenizers: dict[st
     assert not renderer.conversation(chat, untrained={1, 3})[1].any()
 
 
-def test_masks_follow_the_variables_of_the_template(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+def test_chat_template_masks_follow_the_variables_of_the_template(
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+) -> None:
     renderer = ChatRenderer(tokenizers["qwen3_5_think"])
     ids, mask = renderer.conversation([ASKED, assistant("3")], template_kwargs={"enable_thinking": False})
     assert tokenizers["qwen3_5_think"].decode(ids[mask]) == "3<|im_end|>"
@@ -355,7 +363,9 @@ def test_masks_follow_the_variables_of_the_template(tokenizers: dict[str, PreTra
     assert ids[: len(prompt)].tolist() == prompt.tolist()
 
 
-def test_masks_of_a_conversation_with_tools_show_the_tools(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+def test_chat_template_masks_of_a_conversation_with_tools_show_the_tools(
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+) -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
     for name in ("qwen2_5", "gptoss", "glm4moe", "diffusion_gemma"):
         ids, mask = ChatRenderer(tokenizers[name]).conversation(CALLED, tools=[tool])
@@ -363,7 +373,7 @@ def test_masks_of_a_conversation_with_tools_show_the_tools(tokenizers: dict[str,
         assert "Adds." in shown and tokenizers[name].decode(ids[mask]).startswith(WRITTEN[name].call)
 
 
-def test_masks_keep_to_narrower_marks(tiny_model: Path) -> None:
+def test_chat_template_masks_keep_to_narrower_marks(tiny_model: Path) -> None:
     """Marks of one's own may exclude reasoning; the token that ends the message is learnt all the same."""
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = (
@@ -379,14 +389,18 @@ def test_masks_keep_to_narrower_marks(tiny_model: Path) -> None:
         ChatRenderer(tokenizer).conversation([ASKED, assistant("1+2=3")])
 
 
-def test_prompts_reach_templates_that_take_content_as_read(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+def test_chat_template_prompts_reach_templates_that_take_content_as_read(
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+) -> None:
     """The templates of some models for pictures leave out content that is a text."""
     for name in ("idefics3", "smolvlm"):
         assert "User: What is 1 + 2?" in ChatRenderer(tokenizers[name]).text([ASKED])
     assert "[INST] What is 1 + 2? [/INST]" in ChatRenderer(tokenizers["llava_next"]).text([ASKED])
 
 
-def test_demonstrations_end_with_the_token_that_ends_an_answer(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
+def test_chat_template_demonstrations_end_with_the_token_that_ends_an_answer(
+    tokenizers: dict[str, PreTrainedTokenizerBase],
+) -> None:
     """Not with the one by which the template of Phi ends a conversation."""
     answer = ChatRenderer(tokenizers["phi3"]).answer("3")
     assert tokenizers["phi3"].decode(answer) == "3<|end|>"

@@ -168,19 +168,19 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", [Good, GoodLater])
-def test_an_environment_that_keeps_the_protocol_has_no_findings(kind: type) -> None:
+def test_env_conformance_an_environment_that_keeps_the_protocol_has_no_findings(kind: type) -> None:
     assert check_object(kind) == []
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_rule_is_named_with_the_way_to_mend_it(kind: type) -> None:
+def test_env_conformance_a_broken_rule_is_named_with_the_way_to_mend_it(kind: type) -> None:
     rule, mend = BROKEN[kind]
     fatal = [finding for finding in check_object(kind) if finding.fatal]
     assert any(finding.rule.startswith(rule) and mend in finding.mend for finding in fatal), fatal
     assert len({finding.rule for finding in fatal}) == 1
 
 
-def test_what_is_only_missing_is_advice() -> None:
+def test_env_conformance_what_is_only_missing_is_advice() -> None:
     class Bare:
         def __init__(self) -> None:
             self.lock = __import__("threading").Lock()
@@ -203,14 +203,16 @@ def test_what_is_only_missing_is_advice() -> None:
 
 
 @pytest.mark.parametrize("paused", [0, 1, 12])
-def test_a_machine_that_pauses_once_is_no_slow_environment(monkeypatch: pytest.MonkeyPatch, paused: int) -> None:
+def test_env_conformance_a_machine_that_pauses_once_is_no_slow_environment(
+    monkeypatch: pytest.MonkeyPatch, paused: int
+) -> None:
     looks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: 5.0 * (next(looks) > 2 * paused))
     monkeypatch.setattr(conformance, "time", clock)
     assert check_object(Good) == []
 
 
-def test_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "_SLOW_S", 0.01)
     slow = [finding for finding in check_object(Quadratic) if "time that grows" in finding.rule]
     assert slow and "took" in slow[0].found
@@ -237,11 +239,11 @@ def test_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in ENVS if name.endswith(("-easy", "-slippery", "guess_number"))])
-def test_the_shipped_environments_keep_the_protocol(name: str) -> None:
+def test_env_conformance_the_shipped_environments_keep_the_protocol(name: str) -> None:
     assert [str(finding) for finding in check(name, num_seeds=1) if finding.fatal] == []
 
 
-def test_what_cannot_be_built_is_the_users_to_mend() -> None:
+def test_env_conformance_what_cannot_be_built_is_the_users_to_mend() -> None:
     with pytest.raises(ConfigError, match="unknown environment"):
         check("nothing")
 

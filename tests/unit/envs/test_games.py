@@ -44,7 +44,7 @@ def episode(env: Any, seed: int, actions: Any = None) -> list[Any]:
             return record
 
 
-def test_gems_39_names_are_there() -> None:
+def test_env_games_gems_39_names_are_there() -> None:
     ours = ("game:FrozenLake", "game:Bandit")
     assert len([name for name in GAMES if not name.startswith(ours)]) == 39
 
@@ -59,13 +59,13 @@ def check_won(name: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("name", SOLVED)
-def test_a_player_that_reads_the_observations_wins(name: str) -> None:
+def test_env_games_a_player_that_reads_the_observations_wins(name: str) -> None:
     check_won(name, range(2 if "Sokoban-v0-hard" in name else FEW))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOLVED)
-def test_a_player_that_reads_the_observations_wins_on_a_hundred_seeds(name: str) -> None:
+def test_env_games_a_player_that_reads_the_observations_wins_on_a_hundred_seeds(name: str) -> None:
     check_won(name, range(100))
 
 
@@ -81,18 +81,18 @@ def check_survives(name: str, episodes: int) -> None:
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_a_random_policy_survives(name: str) -> None:
+def test_env_games_a_random_policy_survives(name: str) -> None:
     check_survives(name, 20)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
-def test_a_random_policy_survives_a_thousand_episodes(name: str) -> None:
+def test_env_games_a_random_policy_survives_a_thousand_episodes(name: str) -> None:
     check_survives(name, 1000)
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_equal_seeds_give_equal_episodes_and_others_differ(name: str) -> None:
+def test_env_games_equal_seeds_give_equal_episodes_and_others_differ(name: str) -> None:
     one, two = make(name), make(name)
     one.reset()
     two.reset(seed=99)
@@ -105,7 +105,7 @@ def test_equal_seeds_give_equal_episodes_and_others_differ(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_sampled_actions_change_no_episode(name: str) -> None:
+def test_env_games_sampled_actions_change_no_episode(name: str) -> None:
     env, other = make(name), make(name)
     env.reset(seed=3)
     action = env.sample_random_action()
@@ -116,7 +116,7 @@ def test_sampled_actions_change_no_episode(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_copies_have_the_same_settings_and_if_asked_the_same_state(name: str) -> None:
+def test_env_games_copies_have_the_same_settings_and_if_asked_the_same_state(name: str) -> None:
     env = make(name)
     env.reset(seed=1)
     action = env.sample_random_action()
@@ -131,7 +131,7 @@ def test_copies_have_the_same_settings_and_if_asked_the_same_state(name: str) ->
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_the_last_turn_terminates_and_truncates(name: str) -> None:
+def test_env_games_the_last_turn_terminates_and_truncates(name: str) -> None:
     env = make(name)
     env.reset(seed=0)
     against_the_rules = {"Wordle": "ABCDEFGHIJK", "Hangman": "ABCDEFGHIJK", "WikiGame": "Nowhere", "Bandit": "Z"}
@@ -167,7 +167,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_texts_cost_the_format_reward_and_little_time(text: str) -> None:
+def test_env_games_hostile_texts_cost_the_format_reward_and_little_time(text: str) -> None:
     started = time.process_time()
     for name in GAMES:
         env = make(name)
@@ -183,7 +183,7 @@ def test_hostile_texts_cost_the_format_reward_and_little_time(text: str) -> None
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_no_short_text_makes_a_game_fail(name: str) -> None:
+def test_env_games_no_short_text_makes_a_game_fail(name: str) -> None:
     rng = Random(0)
     parts = [
         "reveal",
@@ -211,7 +211,7 @@ def test_no_short_text_makes_a_game_fail(name: str) -> None:
             _, _, over, _, _ = env.step(f"\\boxed{{{text}}}")
 
 
-def test_the_last_closed_box_counts() -> None:
+def test_env_games_the_last_closed_box_counts() -> None:
     assert boxed("first \\boxed{1}, then \\boxed{ 2 3 }.") == "2 3"
     assert boxed("\\boxed{a{b}c}") == "a{b}c"
     assert boxed("\\boxed{a") is boxed("boxed{a}") is boxed("\\boxed{ }") is boxed("\\boxed{a\nb}") is None
@@ -221,21 +221,21 @@ def test_the_last_closed_box_counts() -> None:
     assert numbers("3 4", 3) is numbers("3 -4") is numbers("x") is numbers("") is numbers("²") is None
 
 
-def test_pegs_and_marks_are_those_of_the_rules() -> None:
+def test_env_games_pegs_and_marks_are_those_of_the_rules() -> None:
     assert pegs((1, 2, 3, 4), (1, 3, 2, 5)) == (1, 2)
     assert pegs((1, 1, 2, 2), (1, 2, 1, 1)) == (1, 2)  # black 1; white: one 1 and one 2
     assert marks("LEVEL", "HELLO") == "XGYYX"
     assert marks("ABIDE", "SPEED") == "XXYXY"  # one E of two
 
 
-def test_tiles_merge_once_a_move() -> None:
+def test_env_games_tiles_merge_once_a_move() -> None:
     board = ((2, 2, 2, 2), (4, 4, 8, 0), (0, 2, 0, 2), (2, 0, 0, 0))
     assert slid(board, "left") == ((4, 4, 0, 0), (8, 8, 0, 0), (4, 0, 0, 0), (2, 0, 0, 0))
     assert slid(board, "right")[1] == (0, 0, 8, 8)
     assert slid(board, "up") == ((2, 2, 2, 4), (4, 4, 8, 0), (2, 2, 0, 0), (0, 0, 0, 0))
 
 
-def test_sudokus_have_one_solution() -> None:
+def test_env_games_sudokus_have_one_solution() -> None:
     for name, seed in itertools.product(("game:Sudoku-v0-easy", "game:Sudoku-v0-hard"), range(5)):
         env = make(name)
         _, info = env.reset(seed=seed)
@@ -248,7 +248,7 @@ def test_sudokus_have_one_solution() -> None:
     assert len(list(solutions([0] * 16, 4))) == 288  # as many as there are
 
 
-def test_lists_of_words_are_sound() -> None:
+def test_env_games_lists_of_words_are_sound() -> None:
     for rare in (False, True):
         assert all(3 <= len(word) <= 7 and word.isascii() and word.isalpha() for word in words(rare=rare))
         assert all(len(words(length, rare)) >= 40 for length in range(3, 8))
@@ -259,7 +259,7 @@ def test_lists_of_words_are_sound() -> None:
         assert len(set(page.links)) == len(page.links) >= 3
 
 
-def test_guessing_has_the_rewards_that_are_written_down() -> None:
+def test_env_games_guessing_has_the_rewards_that_are_written_down() -> None:
     env = make("game:GuessTheNumber-v0-easy")
     env.reset(seed=0)
     env._secret = 7  # of 1 to 10, in 4 turns
@@ -276,7 +276,7 @@ def test_guessing_has_the_rewards_that_are_written_down() -> None:
     assert reward == pytest.approx(1 - 3 / 9)
 
 
-def test_minesweeper_is_won_by_revealing_and_lost_by_a_mine() -> None:
+def test_env_games_minesweeper_is_won_by_revealing_and_lost_by_a_mine() -> None:
     env = make("game:Minesweeper-v0-easy")
     env.reset(seed=0)
     env.step("\\boxed{reveal 2 2}")
@@ -288,7 +288,7 @@ def test_minesweeper_is_won_by_revealing_and_lost_by_a_mine() -> None:
     assert env.step(f"\\boxed{{reveal {row} {col}}}")[1:4] == (0.0, True, False)
 
 
-def test_slippery_ice_takes_a_player_elsewhere_two_times_of_three() -> None:
+def test_env_games_slippery_ice_takes_a_player_elsewhere_two_times_of_three() -> None:
     env = make("game:FrozenLake-v0-slippery", size=5, holes=0.0)
     ahead = 0
     for seed in range(600):
@@ -297,7 +297,7 @@ def test_slippery_ice_takes_a_player_elsewhere_two_times_of_three() -> None:
     assert 160 < ahead < 240  # 200 of 600, give or take three and a half deviations
 
 
-def test_a_bandits_best_machine_pays_as_often_as_it_should() -> None:
+def test_env_games_a_bandits_best_machine_pays_as_often_as_it_should() -> None:
     env = make("game:Bandit-v0-easy", max_turns=1000)
     env.reset(seed=1)
     best = max(env._chances, key=env._chances.get)
@@ -327,6 +327,6 @@ def test_a_bandits_best_machine_pays_as_often_as_it_should() -> None:
         ("FifteenPuzzle-v0-easy", {"num_rows": 1}, "num_rows is 1"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+def test_env_games_arguments_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         make(f"game:{name}", options)

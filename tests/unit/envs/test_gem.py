@@ -49,7 +49,7 @@ def played(env: Any, seed: int) -> list[Any]:
 
 @pytest.mark.parametrize("entry_point", GEMS)
 @pytest.mark.parametrize("wrapping", ["concat", "concat_with_action", "concat_chat", "concat_chat_on_reset", "last"])
-def test_gems_environments_say_the_same_in_our_wrappers_as_in_its_own(entry_point: str, wrapping: str) -> None:
+def test_env_gem_environments_say_the_same_in_our_wrappers_as_in_its_own(entry_point: str, wrapping: str) -> None:
     from gem.wrappers.episode_tracking_wrapper import EpisodeTrackingWrapper
     from gem.wrappers.observation_wrapper import ObservationWrapper
 
@@ -71,7 +71,7 @@ def test_gems_environments_say_the_same_in_our_wrappers_as_in_its_own(entry_poin
         assert played(in_ours, seed) == played(in_gems, seed)
 
 
-def test_our_environments_run_in_gems_wrappers_and_vectors() -> None:
+def test_env_gem_our_environments_run_in_gems_wrappers_and_vectors() -> None:
     from gem.vector.async_vector_env import AsyncVectorEnv as GemsVector
     from gem.wrappers.observation_wrapper import ObservationWrapper
 
@@ -87,7 +87,7 @@ def test_our_environments_run_in_gems_wrappers_and_vectors() -> None:
     assert "not from 1 to 10" in observations[0] and rewards.tolist() == [0.0]
 
 
-def test_gems_vectors_and_ours_give_the_same_but_ours_keeps_the_last_observation() -> None:
+def test_env_gem_vectors_and_ours_give_the_same_but_ours_keeps_the_last_observation() -> None:
     from gem.vector.sync_vector_env import SyncVectorEnv as GemsVector
 
     name = "gem.envs.game_env.guess_the_number:GuessTheNumberEnv"
@@ -160,7 +160,7 @@ def same_room(ours: Any, theirs: Any) -> None:
         ("Sokoban-v0-easy", "sokoban:SokobanEnv", same_room),
     ],
 )
-def test_our_games_reward_what_gems_reward(name: str, entry_point: str, same_start: Any) -> None:
+def test_env_gem_our_games_reward_what_gems_reward(name: str, entry_point: str, same_start: Any) -> None:
     ours = make(f"game:{name}")
     theirs = make(f"gem.envs.game_env.{entry_point}", ENVS[f"game:{name}"].options)
     for seed in range(30):

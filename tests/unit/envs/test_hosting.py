@@ -92,7 +92,7 @@ async def one_step(hosts: EnvHosts, given: EnvironmentSettings) -> Any:
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_step_gives_five_values_of_their_types() -> None:
+def test_env_hosting_a_step_gives_five_values_of_their_types() -> None:
     hosts = EnvHosts()
     observation, reward, ended, cut_off, info = simulate(one_step(hosts, settings()))
     assert (observation, reward, ended, cut_off, info) == ("go", 1.0, False, True, {})
@@ -101,7 +101,7 @@ def test_a_step_gives_five_values_of_their_types() -> None:
     assert hosts.counts["own.module:Waits", "seconds"] == 1.0  # reset, start and close took none
 
 
-def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
+def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
     half = "\ud800"
     info = {"state": "s" * 9_999 + half, "tool_results": [{"content": half}], "use_tool": 1}
     observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, 0, 0, info))
@@ -144,7 +144,7 @@ def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_nam
     ],
 )
 @pytest.mark.usefixtures("waits")
-def test_whatever_an_environment_does_is_a_failure_of_ours_and_it_is_closed(
+def test_env_hosting_whatever_an_environment_does_is_a_failure_of_ours_and_it_is_closed(
     options: dict[str, Any], message: str
 ) -> None:
     hosts = EnvHosts()
@@ -155,7 +155,7 @@ def test_whatever_an_environment_does_is_a_failure_of_ours_and_it_is_closed(
 
 
 @pytest.mark.usefixtures("waits")
-def test_call_time_of_an_environment_leaves_out_how_long_it_took_to_start() -> None:
+def test_env_hosting_call_time_of_an_environment_leaves_out_how_long_it_took_to_start() -> None:
     class SlowHost(LoopHost):
         async def start(self, settings: EnvironmentSettings) -> HostedEnv:
             await asyncio.sleep(3.0)
@@ -173,7 +173,7 @@ def test_call_time_of_an_environment_leaves_out_how_long_it_took_to_start() -> N
 
 
 @pytest.mark.usefixtures("waits")
-def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
+def test_env_hosting_an_episode_that_is_cancelled_closes_its_environment() -> None:
     hosts = EnvHosts()
 
     async def cancelled() -> None:
@@ -189,7 +189,7 @@ def test_an_episode_that_is_cancelled_closes_its_environment() -> None:
 
 
 @pytest.mark.usefixtures("waits")
-def test_an_environment_that_does_not_close_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_env_hosting_an_environment_that_does_not_close_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     class Stuck:
         async def start(self, settings: EnvironmentSettings) -> HostedEnv:
             env = Waits(step_s=0.0)
@@ -203,7 +203,7 @@ def test_an_environment_that_does_not_close_is_given_up(caplog: pytest.LogCaptur
 
 
 @pytest.mark.usefixtures("waits")
-def test_a_host_that_a_run_does_not_have_and_wrong_options_are_the_users_to_mend() -> None:
+def test_env_hosting_a_host_that_a_run_does_not_have_and_wrong_options_are_the_users_to_mend() -> None:
     with pytest.raises(ConfigError, match="asks for the host 'http', which this run does not have: it has loop"):
         simulate(one_step(EnvHosts(), EnvironmentSettings(name="guess_number", host="http")))
     with pytest.raises(DataError, match="has no argument 'colour'"):
@@ -219,7 +219,7 @@ def test_a_host_that_a_run_does_not_have_and_wrong_options_are_the_users_to_mend
         ("1/0", r"its step failed: ZeroDivisionError: division by zero \(<string>:1\)"),
     ],
 )
-async def test_in_the_pool_a_users_own_class_costs_its_own_episode_alone(
+async def test_env_hosting_in_the_pool_a_users_own_class_costs_its_own_episode_alone(
     tmp_path: Path, action: str, message: str
 ) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(OWN))

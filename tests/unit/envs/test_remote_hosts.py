@@ -39,7 +39,7 @@ async def transcript(hosts: EnvHosts, settings: EnvironmentSettings) -> list[obj
         return found + [await env.step(guess) for guess in ("1", "nothing", "5")]
 
 
-async def test_a_server_plays_what_this_process_would_play(hosts: EnvHosts) -> None:
+async def test_env_remote_hosts_a_server_plays_what_this_process_would_play(hosts: EnvHosts) -> None:
     here = await transcript(hosts, EnvironmentSettings(name="guess_number", options=OPTIONS))
     served = EnvHosts()
     async with environment_server(served, ["guess_number"]) as url:
@@ -53,7 +53,7 @@ async def test_a_server_plays_what_this_process_would_play(hosts: EnvHosts) -> N
     assert served.num_open == 0  # the server is gone, and what it played with it
 
 
-async def test_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(hosts: EnvHosts) -> None:
+async def test_env_remote_hosts_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(hosts: EnvHosts) -> None:
     async with environment_server(EnvHosts(), ["guess_number"]) as url:
         own = EnvironmentSettings(name="os.py:System", host="http", url=url)
         with pytest.raises(DataError, match=r"there is no environment 'os.py:System' here: see /environments"):
@@ -74,7 +74,7 @@ async def test_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(host
         await transcript(hosts, gone)
 
 
-async def test_http_hosts_and_calls_read_an_answer_that_nests_too_deeply_as_none() -> None:
+async def test_env_remote_hosts_http_hosts_and_calls_read_an_answer_that_nests_too_deeply_as_none() -> None:
     async def answer(request: web.BaseRequest) -> web.Response:
         return web.Response(text="[" * 100_000, content_type="application/json")
 
@@ -100,7 +100,7 @@ NUMPYS = """
     """
 
 
-async def test_values_of_numpy_reach_another_process(tmp_path: Path, hosts: EnvHosts) -> None:
+async def test_env_remote_hosts_values_of_numpy_reach_another_process(tmp_path: Path, hosts: EnvHosts) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(NUMPYS))
     name = f"{tmp_path}/own.py:Own"
     begun, stepped = ["o", {"at": 3, "where": "{1}"}], ["o", 0.5, True, False, {"board": [0.0, 0.0]}]
@@ -118,7 +118,7 @@ async def test_values_of_numpy_reach_another_process(tmp_path: Path, hosts: EnvH
     assert [json.loads(line)["value"] for line in said] == [None, begun, stepped]
 
 
-async def test_in_a_sandbox_an_environment_sees_nothing_of_this_machine(tmp_path: Path) -> None:
+async def test_env_remote_hosts_in_a_sandbox_an_environment_sees_nothing_of_this_machine(tmp_path: Path) -> None:
     source = """
         import os
         class Own:

@@ -16,7 +16,7 @@ def scripted(*actions: str) -> Any:
     return lambda _: left.pop(0)
 
 
-def test_an_episode_is_written_as_it_was_played() -> None:
+def test_env_transcripts_an_episode_is_written_as_it_was_played() -> None:
     env = make("guess_number", max_number=3, num_turns=2, secret=2)
     played = asyncio.run(play_episode(env, scripted("1", "2"), environment="guess_number", seed=0))
     assert as_text(played) == (
@@ -35,7 +35,7 @@ def test_an_episode_is_written_as_it_was_played() -> None:
     assert [turn.state for turn in played.turns] == ["1 higher", "won"]
 
 
-def test_coroutines_and_boards_beside_the_observation_are_played_and_shown() -> None:
+def test_env_transcripts_coroutines_and_boards_beside_the_observation_are_played_and_shown() -> None:
     class Late:
         async def reset(self, seed: int | None = None) -> Any:
             return "Rules.", {"suffix": "[board]"}
@@ -50,7 +50,7 @@ def test_coroutines_and_boards_beside_the_observation_are_played_and_shown() -> 
     assert (played.first, played.turns[1].observation, played.ending) == ("Rules.[board]", "now 1", "left unfinished")
 
 
-def test_a_page_shows_hostile_texts_as_they_are() -> None:
+def test_env_transcripts_a_page_shows_hostile_texts_as_they_are() -> None:
     turn = TranscriptTurn(action="<script>alert(1)</script>\x00\ud800", reward=-0.1, observation="a & b", state="")
     page = as_html([Transcript(environment="x", seed=1, first="<b>", turns=[turn])], "A <title>")
     assert "<script>" not in page and "&lt;script&gt;alert(1)&lt;/script&gt;\\x00\\xd800" in page
@@ -58,14 +58,14 @@ def test_a_page_shows_hostile_texts_as_they_are() -> None:
     assert page.encode()
 
 
-def test_a_terminal_obeys_no_text_of_a_transcript() -> None:
+def test_env_transcripts_a_terminal_obeys_no_text_of_a_transcript() -> None:
     turn = TranscriptTurn(action="\x1b]0;title\x07", reward=0.0, observation="\u202e\ud800\tok", state="")
     text = as_text(Transcript(environment="x", seed=1, first="", turns=[turn]))
     assert "\\x1b]0;title\\x07" in text and "\\x202e\\xd800\tok" in text and "\x1b" not in text
     assert text.encode()
 
 
-def test_random_players_use_the_environments_own_actions() -> None:
+def test_env_transcripts_random_players_use_the_environments_own_actions() -> None:
     env = make("game:Sokoban-v0-easy")
     played = asyncio.run(play_episode(env, random_policy(env), environment="sokoban", seed=3))
     again = asyncio.run(play_episode(env, random_policy(env), environment="sokoban", seed=3))

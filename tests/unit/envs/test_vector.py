@@ -47,7 +47,9 @@ KINDS = [SyncVectorEnv, AsyncVectorEnv]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("env", [Counter, LateCounter])
-def test_any_subset_is_stepped_and_answers_in_the_order_of_the_actions(kind: type[VectorEnv], env: type) -> None:
+def test_env_vector_any_subset_is_stepped_and_answers_in_the_order_of_the_actions(
+    kind: type[VectorEnv], env: type
+) -> None:
     envs = kind([env(), env(), env()])
     assert envs.reset() == (["0"] * 3, [{"at": 0}] * 3)
     observations, rewards, ended, cut, infos = envs.step({2: "2", 0: "1"})
@@ -63,7 +65,9 @@ def test_any_subset_is_stepped_and_answers_in_the_order_of_the_actions(kind: typ
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_same_step_gives_the_next_episodes_first_observation_and_keeps_the_last(kind: type[VectorEnv]) -> None:
+def test_env_vector_same_step_gives_the_next_episodes_first_observation_and_keeps_the_last(
+    kind: type[VectorEnv],
+) -> None:
     envs = kind([Counter(), Counter()], autoreset="same_step")
     envs.reset()
     observations, rewards, ended, _, infos = envs.step(["3", "1"])
@@ -74,7 +78,7 @@ def test_same_step_gives_the_next_episodes_first_observation_and_keeps_the_last(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_next_step_begins_anew_with_the_call_after_the_end(kind: type[VectorEnv]) -> None:
+def test_env_vector_next_step_begins_anew_with_the_call_after_the_end(kind: type[VectorEnv]) -> None:
     envs = kind([Counter(), Counter()], autoreset="next_step")
     envs.reset()
     assert envs.step({0: "5"})[0] == ["5"]
@@ -83,7 +87,7 @@ def test_next_step_begins_anew_with_the_call_after_the_end(kind: type[VectorEnv]
     assert envs.step({0: "1"})[0] == ["1"]
 
 
-def test_without_autoreset_an_ended_episode_takes_no_step_before_its_reset() -> None:
+def test_env_vector_without_autoreset_an_ended_episode_takes_no_step_before_its_reset() -> None:
     envs = SyncVectorEnv([Counter(), Counter()], autoreset="disabled")
     with pytest.raises(DataError, match=r"environment 0 \(Counter\) has no episode"):
         envs.step(["1", "1"])
@@ -96,7 +100,7 @@ def test_without_autoreset_an_ended_episode_takes_no_step_before_its_reset() -> 
     assert envs.step(["1", "1"])[0] == ["1", "1"]
 
 
-def test_seeds_are_those_of_building_then_none_or_those_given() -> None:
+def test_env_vector_seeds_are_those_of_building_then_none_or_those_given() -> None:
     envs = SyncVectorEnv([Counter(), Counter()], seed=7)
     envs.reset()
     envs.reset()
@@ -108,7 +112,7 @@ def test_seeds_are_those_of_building_then_none_or_those_given() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_names_its_environment_and_the_others_have_acted(kind: type[VectorEnv]) -> None:
+def test_env_vector_a_failure_names_its_environment_and_the_others_have_acted(kind: type[VectorEnv]) -> None:
     envs = kind([Counter(), Counter()], env_ids=["good", "bad"])
     envs.reset()
     with pytest.raises(InfraError, match=r"environment 1 \(bad\) failed: ValueError: invalid literal"):
@@ -121,7 +125,7 @@ def test_a_failure_names_its_environment_and_the_others_have_acted(kind: type[Ve
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_several_failures_none_of_their_episodes_goes_on(kind: type[VectorEnv]) -> None:
+def test_env_vector_after_several_failures_none_of_their_episodes_goes_on(kind: type[VectorEnv]) -> None:
     envs = kind([Counter(), Counter(), Counter()])
     envs.reset()
     with pytest.raises(InfraError, match="environment 0"):
@@ -132,7 +136,7 @@ def test_after_several_failures_none_of_their_episodes_goes_on(kind: type[Vector
     assert envs.step({2: "1"})[0] == ["2"]
 
 
-def test_an_episode_that_was_cut_off_has_ended() -> None:
+def test_env_vector_an_episode_that_was_cut_off_has_ended() -> None:
     class CutOff(Counter):
         def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
             observation, reward, ended, _, info = super().step(action)
@@ -147,7 +151,7 @@ def test_an_episode_that_was_cut_off_has_ended() -> None:
     assert [envs.step(["3"])[0], envs.step(["3"])[0]] == [["3"], ["0"]]
 
 
-def test_asynchronous_environments_act_at_the_same_time() -> None:
+def test_env_vector_asynchronous_environments_act_at_the_same_time() -> None:
     meeting = threading.Barrier(3, timeout=20)
 
     class Meets(Counter):
@@ -162,7 +166,7 @@ def test_asynchronous_environments_act_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-def test_an_interrupt_that_does_not_end_the_wait_for_a_step_is_seen_nevertheless(kind: type) -> None:
+def test_env_vector_an_interrupt_that_does_not_end_the_wait_for_a_step_is_seen_nevertheless(kind: type) -> None:
     may_end, ends = threading.Event(), []
 
     class Lasts(Counter):
@@ -187,7 +191,7 @@ def test_an_interrupt_that_does_not_end_the_wait_for_a_step_is_seen_nevertheless
     assert ends == [True]
 
 
-def test_a_single_text_or_a_wrong_number_of_actions_is_refused() -> None:
+def test_env_vector_a_single_text_or_a_wrong_number_of_actions_is_refused() -> None:
     envs = make_vec("guess_number")
     envs.reset()
     for actions, message in (("5", "one text"), (["1", "2"], "2 actions for 1"), ({4: "x"}, "no environment 4")):
@@ -198,7 +202,7 @@ def test_a_single_text_or_a_wrong_number_of_actions_is_refused() -> None:
 
 
 @pytest.mark.parametrize("env", [Counter, LateCounter])
-def test_an_environment_that_does_not_close_leaves_no_thread_and_closes_no_other_one_less(env: type) -> None:
+def test_env_vector_an_environment_that_does_not_close_leaves_no_thread_and_closes_no_other_one_less(env: type) -> None:
     closed = []
 
     class Stubborn(env):  # type: ignore[misc]
@@ -228,7 +232,7 @@ def test_an_environment_that_does_not_close_leaves_no_thread_and_closes_no_other
     assert set(threading.enumerate()) <= before
 
 
-def test_environments_beside_one_that_cannot_begin_have_begun() -> None:
+def test_env_vector_environments_beside_one_that_cannot_begin_have_begun() -> None:
     class Unwilling(Counter):
         def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
             raise KeyError("board")

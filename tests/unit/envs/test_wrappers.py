@@ -44,7 +44,7 @@ class Template:
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
 
 
-def test_histories_show_the_board_with_the_newest_observation_alone() -> None:
+def test_env_wrappers_histories_show_the_board_with_the_newest_observation_alone() -> None:
     env = ObservationHistory(Board(), actions=False)
     assert env.reset()[0] == "Rules\n[0]"
     assert env.step("up")[0] == "Rules\ndid 1\n[1]"
@@ -55,7 +55,7 @@ def test_histories_show_the_board_with_the_newest_observation_alone() -> None:
     assert env.reset()[0] == "Rules\n[0]"
 
 
-async def test_hosts_show_the_board_once_with_or_without_a_history() -> None:
+async def test_env_wrappers_hosts_show_the_board_once_with_or_without_a_history() -> None:
     register("mine:Board-v0", Board)
     register("mine:RememberedBoard-v0", lambda: ObservationHistory(Board()))
     try:
@@ -68,14 +68,14 @@ async def test_hosts_show_the_board_once_with_or_without_a_history() -> None:
     assert seen == ["Rules[0]", "did 1[1]", "Rules\n[0]", "Rules\nup\ndid 1\n[1]"]
 
 
-def test_the_last_turns_alone_are_kept() -> None:
+def test_env_wrappers_the_last_turns_alone_are_kept() -> None:
     env = ObservationHistory(Board(), last=1)
     env.reset()
     env.step("up")
     assert env.step("down")[0] == "did 1\ndown\ndid 2\n[2]"
 
 
-def test_chat_templates_are_written_around_all_turns_or_the_first() -> None:
+def test_env_wrappers_chat_templates_are_written_around_all_turns_or_the_first() -> None:
     env = ObservationHistory(Board(), chat="always", tokenizer=Template())
     assert env.reset()[0] == "<user>Rules<assistant>[0]"
     assert env.step("up")[0] == "<user>Rules<assistant>up<user>did 1<assistant>[1]"
@@ -86,7 +86,7 @@ def test_chat_templates_are_written_around_all_turns_or_the_first() -> None:
         ObservationHistory(Board(), chat="always")
 
 
-def test_a_history_has_the_action_as_it_was_read() -> None:
+def test_env_wrappers_a_history_has_the_action_as_it_was_read() -> None:
     class Reads(Board):
         def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
             *stepped, info = super().step(action)
@@ -97,7 +97,7 @@ def test_a_history_has_the_action_as_it_was_read() -> None:
     assert env.step("up! and so on")[0] == "Rules\nup\ndid 1\n[1]"
 
 
-def test_turns_and_rewards_are_counted() -> None:
+def test_env_wrappers_turns_and_rewards_are_counted() -> None:
     env = EpisodeTracking(Board())
     env.reset()
     env.step("a")
@@ -106,7 +106,7 @@ def test_turns_and_rewards_are_counted() -> None:
     assert env.step("a")[4] == {"suffix": "[1]", "step_counter": 1, "cumulative_rewards": 0.5}
 
 
-def test_a_time_limit_cuts_off() -> None:
+def test_env_wrappers_a_time_limit_cuts_off() -> None:
     env = TimeLimit(Board(), max_turns=2)
     env.reset()
     assert [env.step("a")[3], env.step("a")[3]] == [False, True]
@@ -121,14 +121,14 @@ def test_a_time_limit_cuts_off() -> None:
     ("action", "reward"),
     [("<a>x</a>", 0.5), ("x", 0.25), ("</a><a>", 0.25), ("<a><a></a>", 0.25), ("<a>" * 300_000, 0.25)],
 )
-def test_a_missing_form_costs_its_penalty(action: str, reward: float) -> None:
+def test_env_wrappers_a_missing_form_costs_its_penalty(action: str, reward: float) -> None:
     env = FormatPenalty(Board(), penalty=0.25, required=("<a>", "</a>"))
     env.reset()
     _, found, _, _, info = env.step(action)
     assert (found, info["well_formed"]) == (reward, reward == 0.5)
 
 
-def test_wrappers_are_transparent_and_are_copied_with_what_they_hold() -> None:
+def test_env_wrappers_are_transparent_and_are_copied_with_what_they_hold() -> None:
     inner = Board()
     env = EpisodeTracking(ObservationHistory(inner, chat="always", tokenizer=Template()))
     assert env.size == 3 and env.unwrapped is inner
@@ -143,7 +143,7 @@ def test_wrappers_are_transparent_and_are_copied_with_what_they_hold() -> None:
         _ = env.nothing_like_it
 
 
-def test_wrappers_work_around_coroutines() -> None:
+def test_env_wrappers_work_around_coroutines() -> None:
     class Late(Board):
         async def reset(self, seed: int | None = None) -> Any:  # type: ignore[override]
             return super().reset(seed)
@@ -159,7 +159,7 @@ def test_wrappers_work_around_coroutines() -> None:
     assert asyncio.run(played())[:2] == ("Rules\nup\ndid 1\n[1]", 0.5)
 
 
-def test_wrappers_are_found_by_gems_names() -> None:
+def test_env_wrappers_are_found_by_gems_names() -> None:
     envs = make_vec("game:GuessTheNumber-v0-easy", wrappers=wrapper_functions("concat_with_action, episode_tracking"))
     observations, infos = envs.reset()
     assert infos[0]["step_counter"] == 0
@@ -172,7 +172,7 @@ def test_wrappers_are_found_by_gems_names() -> None:
         wrapped(Board(), "concat,episode_tracking", {})
 
 
-def test_a_wrapper_that_overrides_step_as_gems_do_works() -> None:
+def test_env_wrappers_a_wrapper_that_overrides_step_as_gems_do_works() -> None:
     class Loud(EnvWrapper):
         def step(self, action: str) -> Any:
             observation, *rest = self.env.step(action.lower())

@@ -66,7 +66,7 @@ def run(decoder: Decoder, rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
-def test_decoding_agrees_with_transformers(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+def test_hf_decoder_decoding_agrees_with_transformers(tiny_model: Path, tmp_path: Path, kind: str) -> None:
     model = random_model(tiny_model, tmp_path, kind, **ARCHITECTURES[kind])
     decoder = Decoder(engine_spec(model), CPU)
     requests = [request(f"{i}", prompt(i, length)) for i, length in enumerate([1, 2, 17, 40])]
@@ -78,7 +78,7 @@ def test_decoding_agrees_with_transformers(tiny_model: Path, tmp_path: Path, kin
         assert forced[0] == 0 and np.abs(forced[row.prompt_length :] - expected).max() < 1e-4
 
 
-def test_a_recurrent_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_hf_decoder_a_recurrent_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     changes = {"hidden_size": 32, "state_size": 4, "num_hidden_layers": 2}
     model = random_model(tiny_model, tmp_path, "mamba", **changes)
     with pytest.raises(ModelError):
@@ -86,7 +86,7 @@ def test_a_recurrent_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_rows_bits_do_not_depend_on_its_company(tiny_model: Path, dtype: str) -> None:
+def test_hf_decoder_a_rows_bits_do_not_depend_on_its_company(tiny_model: Path, dtype: str) -> None:
     """What waves do not rely on, but continuous admission does; true of the CPU kernels that we measured."""
     lengths = [12, 12, 3, 30, 7, 41, 22, 1, 9, 9, 2]
     decoder = Decoder(engine_spec(tiny_model, dtype=dtype, max_num_seqs=16), CPU)
@@ -98,7 +98,7 @@ def test_a_rows_bits_do_not_depend_on_its_company(tiny_model: Path, dtype: str) 
         assert alone.logprobs.tobytes() == row.logprobs.tobytes()
 
 
-def test_a_shared_prompt_is_computed_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hf_decoder_a_shared_prompt_is_computed_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(engine_spec(tiny_model), CPU)
     lengths: list[int] = []
     forward = decoder._forward
@@ -119,7 +119,7 @@ def test_a_shared_prompt_is_computed_once(tiny_model: Path, monkeypatch: pytest.
         assert alone.tokens.tolist() == row.tokens.tolist()
 
 
-def test_rows_that_leave_take_nothing_from_those_that_stay(tiny_model: Path) -> None:
+def test_hf_decoder_rows_that_leave_take_nothing_from_those_that_stay(tiny_model: Path) -> None:
     decoder = Decoder(engine_spec(tiny_model), CPU)
     rows = [new_row(request(f"{i}", prompt(i, 5 + i), max_new_tokens=3 + 5 * (i % 3)), i, 0) for i in range(8)]
     for row in run(decoder, rows):
@@ -127,7 +127,7 @@ def test_rows_that_leave_take_nothing_from_those_that_stay(tiny_model: Path) -> 
         assert np.abs(expected - row.logprobs).max() < 1e-4
 
 
-def test_the_cache_stays_within_its_budget(tiny_model: Path) -> None:
+def test_hf_decoder_the_cache_stays_within_its_budget(tiny_model: Path) -> None:
     token_bytes = 2 * 2 * 2 * 8 * 4
     decoder = Decoder(engine_spec(tiny_model, kv_cache_bytes=3 * 96 * token_bytes, max_num_seqs=64), CPU)
     long = [new_row(request(f"{i}", prompt(i, 60)), i, 0) for i in range(5)]  # 76 positions, rounded up to 96
@@ -141,7 +141,7 @@ def test_the_cache_stays_within_its_budget(tiny_model: Path) -> None:
         assert held <= 3 * 96 * token_bytes
 
 
-def test_rows_keep_their_past_while_the_cache_changes_shape(tiny_model: Path) -> None:
+def test_hf_decoder_rows_keep_their_past_while_the_cache_changes_shape(tiny_model: Path) -> None:
     decoder = Decoder(engine_spec(tiny_model, max_context=256, max_num_seqs=4), CPU)
     first = new_row(request("a", prompt(1, 10), max_new_tokens=20), 0, 0)
     second = new_row(request("b", prompt(2, 150), max_new_tokens=20), 1, 0)
@@ -155,12 +155,12 @@ def test_rows_keep_their_past_while_the_cache_changes_shape(tiny_model: Path) ->
         assert np.abs(expected - row.logprobs).max() < 1e-4
 
 
-def test_a_cache_too_small_for_one_request_is_refused(tiny_model: Path) -> None:
+def test_hf_decoder_a_cache_too_small_for_one_request_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match=r"max_context=96 .*24576 bytes.*there are 20000"):
         Decoder(engine_spec(tiny_model, kv_cache_bytes=20_000), CPU)
 
 
-def test_a_model_whose_vocabulary_was_padded_can_be_decoded(tiny_model: Path, tmp_path: Path) -> None:
+def test_hf_decoder_a_model_whose_vocabulary_was_padded_can_be_decoded(tiny_model: Path, tmp_path: Path) -> None:
     model = random_model(tiny_model, tmp_path, "qwen2", vocab_size=300, use_sliding_window=False)
     assert json.loads((model / "config.json").read_text())["vocab_size"] == 300
     decoder = Decoder(engine_spec(model), CPU)
@@ -169,7 +169,7 @@ def test_a_model_whose_vocabulary_was_padded_can_be_decoded(tiny_model: Path, tm
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_default_model_agrees_with_transformers(default_model: Path, dtype: str) -> None:
+def test_hf_decoder_the_default_model_agrees_with_transformers(default_model: Path, dtype: str) -> None:
     decoder = Decoder(engine_spec(default_model, dtype=dtype), CPU)
     (row,) = run(decoder, [new_row(request("a", prompt(3, 30), max_new_tokens=6), 0, 0)])
     expected = reference_logprobs(default_model, row.tokens.astype(np.int32), dtype)[row.prompt_length :]

@@ -47,7 +47,7 @@ def digest(results: list[Generation]) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def test_two_processes_give_the_same_bits(tiny_model: Path) -> None:
+def test_hf_determinism_two_processes_give_the_same_bits(tiny_model: Path) -> None:
     program = PROGRAM.format(here=str(Path(__file__).parent), model=str(tiny_model))
     environment = {**os.environ, "PYTHONHASHSEED": "random", "OMP_WAIT_POLICY": "passive"}
     processes = [
@@ -83,7 +83,7 @@ async def issue_late(engine: HFEngine, requests: list[GenerationRequest], turns:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2])
-async def test_requests_that_trickle_in_over_some_turns_form_the_same_batches(
+async def test_hf_determinism_requests_that_trickle_in_over_some_turns_form_the_same_batches(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     async with running(tiny_model, max_num_seqs=6) as engine:
@@ -96,7 +96,7 @@ async def test_requests_that_trickle_in_over_some_turns_form_the_same_batches(
     assert all(same(a, b) for a, b in zip(together, late, strict=True))
 
 
-async def test_what_comes_during_a_wave_does_not_change_its_batches(
+async def test_hf_determinism_what_comes_during_a_wave_does_not_change_its_batches(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tiny_model, max_num_seqs=6) as engine:
@@ -113,7 +113,7 @@ async def test_what_comes_during_a_wave_does_not_change_its_batches(
             await late
 
 
-async def test_answers_do_not_depend_on_the_order_of_requests(tiny_model: Path) -> None:
+async def test_hf_determinism_answers_do_not_depend_on_the_order_of_requests(tiny_model: Path) -> None:
     """Rows compute the same bits in any place of a batch, on the CPU kernels that we measured."""
     async with running(tiny_model, max_num_seqs=6) as engine:
         forwards = await generate_all(engine, groups())
@@ -121,7 +121,9 @@ async def test_answers_do_not_depend_on_the_order_of_requests(tiny_model: Path) 
     assert all(same(a, b) for a, b in zip(forwards, backwards[::-1], strict=True))
 
 
-async def test_requests_without_seeds_repeat_in_a_fresh_engine_and_differ_under_another_seed(tiny_model: Path) -> None:
+async def test_hf_determinism_requests_without_seeds_repeat_in_a_fresh_engine_and_differ_under_another_seed(
+    tiny_model: Path,
+) -> None:
     items = [request(f"{i}", prompt(1), seed=None) for i in range(4)]
     runs = []
     for seed in (0, 0, 1):

@@ -22,14 +22,14 @@ from roll.protocols import InferenceEngine
 from roll.running import left_behind
 
 
-async def test_the_registry_builds_it_and_it_keeps_the_protocol(tiny_model: Path) -> None:
+async def test_hf_engine_the_registry_builds_it_and_it_keeps_the_protocol(tiny_model: Path) -> None:
     engine = build_engine(engine_spec(tiny_model))
     assert isinstance(engine, HFEngine) and isinstance(engine, InferenceEngine)
     assert engine.engine_id == "e0"
     await engine.close()
 
 
-async def test_a_start_that_is_cancelled_does_not_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hf_engine_a_start_that_is_cancelled_does_not_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
     def load(spec: EngineSpec) -> None:
@@ -52,7 +52,7 @@ async def test_a_start_that_is_cancelled_does_not_wait_for_the_model(monkeypatch
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
-async def test_log_probs_agree_with_teacher_forcing(tiny_model: Path, temperature: float) -> None:
+async def test_hf_engine_log_probs_agree_with_teacher_forcing(tiny_model: Path, temperature: float) -> None:
     async with running(tiny_model) as engine:
         requests = [request(f"{i}", prompt(i, 5 + 3 * i), temperature=temperature) for i in range(12)]
         results = await generate_all(engine, requests)
@@ -67,7 +67,7 @@ async def test_log_probs_agree_with_teacher_forcing(tiny_model: Path, temperatur
     assert not any(greedy)  # log-probs of greedy rows are those of temperature 1, not 0
 
 
-async def test_temperature_and_filters_are_those_of_the_sampling_distribution(tiny_model: Path) -> None:
+async def test_hf_engine_temperature_and_filters_are_those_of_the_sampling_distribution(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         one = request("a", temperature=0.7, top_k=5)
         result = await engine.generate(one)
@@ -81,7 +81,7 @@ async def test_temperature_and_filters_are_those_of_the_sampling_distribution(ti
         assert logprob == pytest.approx(row[token] - np.log(np.exp(row[best]).sum()), abs=1e-4)
 
 
-async def test_what_is_made_of_an_answer_can_be_seen_while_it_is_made(tiny_model: Path) -> None:
+async def test_hf_engine_what_is_made_of_an_answer_can_be_seen_while_it_is_made(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         one = request("a")
         assert len(made_so_far(engine, "a")) == 0
@@ -93,7 +93,7 @@ async def test_what_is_made_of_an_answer_can_be_seen_while_it_is_made(tiny_model
         assert len(made_so_far(engine, "a")) == 0
 
 
-async def test_a_greedy_answer_is_the_most_likely_token_each_time(tiny_model: Path) -> None:
+async def test_hf_engine_a_greedy_answer_is_the_most_likely_token_each_time(tiny_model: Path) -> None:
     one = request("a", temperature=0.0, max_new_tokens=10)
     async with running(tiny_model) as engine:
         result = await engine.generate(one)
@@ -105,7 +105,7 @@ async def test_a_greedy_answer_is_the_most_likely_token_each_time(tiny_model: Pa
     assert result.token_ids.tolist() == ids[0, len(one.token_ids) :].tolist()
 
 
-async def test_an_answer_ends_with_its_stop_token_or_at_its_length(tiny_model: Path) -> None:
+async def test_hf_engine_an_answer_ends_with_its_stop_token_or_at_its_length(tiny_model: Path) -> None:
     every_even = tuple(range(4, 260, 2))
     async with running(tiny_model) as engine:
         results = await generate_all(engine, [request(f"{i}", stop_token_ids=every_even) for i in range(16)])
@@ -118,7 +118,7 @@ async def test_an_answer_ends_with_its_stop_token_or_at_its_length(tiny_model: P
     assert unstopped.token_ids.dtype == unstopped.policy_versions.dtype == np.int32
 
 
-async def test_a_seed_decides_the_answer_and_siblings_differ(tiny_model: Path) -> None:
+async def test_hf_engine_a_seed_decides_the_answer_and_siblings_differ(tiny_model: Path) -> None:
     tokens = prompt(1)
     async with running(tiny_model) as engine:
         first, again, other = await generate_all(
@@ -127,7 +127,7 @@ async def test_a_seed_decides_the_answer_and_siblings_differ(tiny_model: Path) -
     assert same(first, again) and first.token_ids.tolist() != other.token_ids.tolist()
 
 
-async def test_more_requests_than_rows_are_all_answered_in_turn(tiny_model: Path) -> None:
+async def test_hf_engine_more_requests_than_rows_are_all_answered_in_turn(tiny_model: Path) -> None:
     async with running(tiny_model, max_num_seqs=3) as engine:
         tasks = [asyncio.create_task(engine.generate(request(f"{i}"))) for i in range(10)]
         await has_generated(engine, 1)
@@ -139,7 +139,7 @@ async def test_more_requests_than_rows_are_all_answered_in_turn(tiny_model: Path
         assert (engine.load().num_running, engine.load().num_waiting, engine.load().kv_used) == (0, 0, 0.0)
 
 
-async def test_priority_comes_before_arrival(tiny_model: Path) -> None:
+async def test_hf_engine_priority_comes_before_arrival(tiny_model: Path) -> None:
     finished: list[str] = []
     async with running(tiny_model, max_num_seqs=1) as engine:
 
@@ -151,7 +151,7 @@ async def test_priority_comes_before_arrival(tiny_model: Path) -> None:
     assert finished == ["first", "second", "third", "late"]
 
 
-async def test_a_request_that_comes_during_a_wave_waits_for_the_next(tiny_model: Path) -> None:
+async def test_hf_engine_a_request_that_comes_during_a_wave_waits_for_the_next(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         early = asyncio.create_task(engine.generate(request("early")))
         await has_generated(engine, 2)
@@ -162,7 +162,7 @@ async def test_a_request_that_comes_during_a_wave_waits_for_the_next(tiny_model:
         await late
 
 
-async def test_continuous_admission_lets_it_join(tiny_model: Path) -> None:
+async def test_hf_engine_continuous_admission_lets_it_join(tiny_model: Path) -> None:
     async with running(tiny_model, options={"admission": "continuous"}) as engine:
         early = asyncio.create_task(engine.generate(request("early", max_new_tokens=60)))
         await has_generated(engine, 2)
@@ -174,7 +174,7 @@ async def test_continuous_admission_lets_it_join(tiny_model: Path) -> None:
     assert same(joined, alone)
 
 
-async def test_abort_returns_what_there_is(tiny_model: Path) -> None:
+async def test_hf_engine_abort_returns_what_there_is(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         one, two = (asyncio.create_task(engine.generate(request(n, max_new_tokens=60))) for n in ("one", "two"))
         await has_generated(engine, 3)
@@ -189,7 +189,7 @@ async def test_abort_returns_what_there_is(tiny_model: Path) -> None:
     assert partial.logprobs.tolist() == undisturbed.logprobs[:made].tolist()
 
 
-async def test_a_request_that_has_not_begun_can_be_aborted(tiny_model: Path) -> None:
+async def test_hf_engine_a_request_that_has_not_begun_can_be_aborted(tiny_model: Path) -> None:
     async with running(tiny_model, max_num_seqs=1) as engine:
         tasks = [asyncio.create_task(engine.generate(request(f"{i}"))) for i in range(3)]
         await has_generated(engine, 1)
@@ -199,7 +199,7 @@ async def test_a_request_that_has_not_begun_can_be_aborted(tiny_model: Path) -> 
         assert [len((await task).token_ids) for task in tasks[:2]] == [16, 16]
 
 
-async def test_a_cancelled_caller_frees_its_row(tiny_model: Path) -> None:
+async def test_hf_engine_a_cancelled_caller_frees_its_row(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         task = asyncio.create_task(engine.generate(request("a", max_new_tokens=80)))
         await has_generated(engine, 1)
@@ -210,7 +210,7 @@ async def test_a_cancelled_caller_frees_its_row(tiny_model: Path) -> None:
         await engine.generate(request("a"))  # the id is free again
 
 
-async def test_pause_keep_freezes_and_resume_goes_on_as_if_nothing_was(tiny_model: Path) -> None:
+async def test_hf_engine_pause_keep_freezes_and_resume_goes_on_as_if_nothing_was(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         undisturbed = await engine.generate(request("a", max_new_tokens=40))
         task = asyncio.create_task(engine.generate(request("a", max_new_tokens=40)))
@@ -227,7 +227,7 @@ async def test_pause_keep_freezes_and_resume_goes_on_as_if_nothing_was(tiny_mode
         await waiting
 
 
-async def test_pause_abort_ends_everything_that_runs_or_waits(tiny_model: Path) -> None:
+async def test_hf_engine_pause_abort_ends_everything_that_runs_or_waits(tiny_model: Path) -> None:
     async with running(tiny_model, max_num_seqs=1) as engine:
         tasks = [asyncio.create_task(engine.generate(request(f"{i}", max_new_tokens=60))) for i in range(2)]
         await has_generated(engine, 2)
@@ -244,7 +244,7 @@ async def test_pause_abort_ends_everything_that_runs_or_waits(tiny_model: Path) 
 
 
 @pytest.mark.parametrize("kept_before", [False, True])
-async def test_pause_drain_finishes_what_came_before_and_holds_what_comes_after(
+async def test_hf_engine_pause_drain_finishes_what_came_before_and_holds_what_comes_after(
     tiny_model: Path, kept_before: bool
 ) -> None:
     async with running(tiny_model, max_num_seqs=1) as engine:
@@ -262,7 +262,7 @@ async def test_pause_drain_finishes_what_came_before_and_holds_what_comes_after(
         assert len((await later).token_ids) == 16
 
 
-async def test_resume_calls_off_a_drain(tiny_model: Path) -> None:
+async def test_hf_engine_resume_calls_off_a_drain(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         task = asyncio.create_task(engine.generate(request("a", max_new_tokens=50)))
         await has_generated(engine, 1)
@@ -283,7 +283,9 @@ async def test_resume_calls_off_a_drain(tiny_model: Path) -> None:
         (request("a", np.array([], np.int32)), "0 prompt tokens"),
     ],
 )
-async def test_impossible_requests_are_refused_and_harm_nobody(tiny_model: Path, bad: object, message: str) -> None:
+async def test_hf_engine_impossible_requests_are_refused_and_harm_nobody(
+    tiny_model: Path, bad: object, message: str
+) -> None:
     async with running(tiny_model) as engine:
         good = asyncio.create_task(engine.generate(request("good")))
         with pytest.raises(UserError, match=message):
@@ -291,7 +293,7 @@ async def test_impossible_requests_are_refused_and_harm_nobody(tiny_model: Path,
         assert len((await good).token_ids) == 16
 
 
-async def test_an_id_in_use_is_refused(tiny_model: Path) -> None:
+async def test_hf_engine_an_id_in_use_is_refused(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         first = asyncio.create_task(engine.generate(request("a")))
         await asyncio.sleep(0)
@@ -300,7 +302,7 @@ async def test_an_id_in_use_is_refused(tiny_model: Path) -> None:
         await first
 
 
-async def test_a_failure_in_the_computation_reaches_every_waiting_request(
+async def test_hf_engine_a_failure_in_the_computation_reaches_every_waiting_request(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(tiny_model, max_num_seqs=1) as engine:
@@ -320,7 +322,7 @@ async def test_a_failure_in_the_computation_reaches_every_waiting_request(
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
 
-async def test_close_tells_those_who_wait_and_may_be_repeated(tiny_model: Path) -> None:
+async def test_hf_engine_close_tells_those_who_wait_and_may_be_repeated(tiny_model: Path) -> None:
     engine = HFEngine(engine_spec(tiny_model))
     await engine.start()
     task = asyncio.create_task(engine.generate(request("a", max_new_tokens=80)))
@@ -333,7 +335,9 @@ async def test_close_tells_those_who_wait_and_may_be_repeated(tiny_model: Path) 
         await engine.generate(request("b"))
 
 
-async def test_close_that_is_cancelled_leaves_neither_the_task_nor_the_thread_of_the_engine(tiny_model: Path) -> None:
+async def test_hf_engine_close_that_is_cancelled_leaves_neither_the_task_nor_the_thread_of_the_engine(
+    tiny_model: Path,
+) -> None:
     engine = HFEngine(engine_spec(tiny_model))
     await engine.start()
     server, thread = engine._server, engine._executor
@@ -347,21 +351,21 @@ async def test_close_that_is_cancelled_leaves_neither_the_task_nor_the_thread_of
     assert server.cancelled()
 
 
-async def test_nothing_works_before_start(tiny_model: Path) -> None:
+async def test_hf_engine_nothing_works_before_start(tiny_model: Path) -> None:
     engine = HFEngine(engine_spec(tiny_model))
     with pytest.raises(EngineDiedError, match="not started"):
         await engine.generate(request("a"))
     await engine.close()
 
 
-async def test_a_model_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
+async def test_hf_engine_a_model_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     engine = HFEngine(engine_spec(tmp_path / "nothing"))
     with pytest.raises(ModelError, match="nothing"):
         await engine.start()
     await engine.close()
 
 
-async def test_an_idle_engine_uses_no_cpu(tiny_model: Path) -> None:
+async def test_hf_engine_an_idle_engine_uses_no_cpu(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         await engine.generate(request("a"))
         used = []
@@ -372,7 +376,7 @@ async def test_an_idle_engine_uses_no_cpu(tiny_model: Path) -> None:
         assert min(used) < 0.02 * 0.1  # what else this process does takes a moment, asking takes every one
 
 
-async def test_the_loop_stays_free_while_the_engine_computes(tiny_model: Path) -> None:
+async def test_hf_engine_the_loop_stays_free_while_the_engine_computes(tiny_model: Path) -> None:
     turns = 0
     async with running(tiny_model) as engine:
         task = asyncio.create_task(engine.generate(request("a", max_new_tokens=30)))
@@ -382,7 +386,7 @@ async def test_the_loop_stays_free_while_the_engine_computes(tiny_model: Path) -
     assert turns > 100  # many turns per token
 
 
-async def test_its_messages_go_to_the_log_file(tiny_model: Path, tmp_path: Path) -> None:
+async def test_hf_engine_its_messages_go_to_the_log_file(tiny_model: Path, tmp_path: Path) -> None:
     file = tmp_path / "logs" / "engine.log"
     logging.getLogger("roll").setLevel(logging.INFO)
     try:

@@ -27,27 +27,29 @@ def names(rows: list[Row]) -> list[str]:
 
 
 @given(seed=st.integers(0, 2**70), short=st.integers(0, 50), more=st.integers(0, 50))
-def test_a_longer_series_of_random_numbers_begins_with_the_shorter(seed: int, short: int, more: int) -> None:
+def test_hf_requests_a_longer_series_of_random_numbers_begins_with_the_shorter(
+    seed: int, short: int, more: int
+) -> None:
     assert (row_uniforms(seed, short + more)[:short] == row_uniforms(seed, short)).all()
 
 
-def test_random_numbers_never_change_between_versions() -> None:
+def test_hf_requests_random_numbers_never_change_between_versions() -> None:
     # First doubles of NumPy's PCG64 for these seeds; runs could not be resumed bit for bit if they changed.
     assert row_uniforms(0, 2).tolist() == [0.6369616873214543, 0.2697867137638703]
     assert row_uniforms(1, 1).tolist() == [0.5118216247002567]
 
 
-def test_requests_without_a_seed_differ_by_order_and_by_the_engines_seed() -> None:
+def test_hf_requests_without_a_seed_differ_by_order_and_by_the_engines_seed() -> None:
     rows = [new_row(request(), order, seed) for order, seed in ((0, 0), (1, 0), (0, 1), (0, 0))]
     first, second, other_engine, again = (row.uniforms.tolist() for row in rows)
     assert first == again and first != second and first != other_engine
 
 
-def test_a_requests_own_seed_wins() -> None:
+def test_hf_requests_a_requests_own_seed_wins() -> None:
     assert (new_row(request(seed=7), 3, 9).uniforms == row_uniforms(7, 4)).all()
 
 
-def test_a_row_ends_at_its_stop_token_and_keeps_it() -> None:
+def test_hf_requests_a_row_ends_at_its_stop_token_and_keeps_it() -> None:
     row = new_row(request(stop_token_ids=(9,)), 0, 0)
     assert [row.append(token, -0.5, 1) for token in (5, 9)] == [False, True]
     result = row.result("e")
@@ -55,19 +57,19 @@ def test_a_row_ends_at_its_stop_token_and_keeps_it() -> None:
     assert result.logprobs.tolist() == [-0.5, -0.5] and result.policy_versions.tolist() == [1, 1]
 
 
-def test_a_row_ends_when_it_has_all_its_tokens() -> None:
+def test_hf_requests_a_row_ends_when_it_has_all_its_tokens() -> None:
     row = new_row(request(max_new_tokens=2), 0, 0)
     assert [row.append(5, 0.0, 0), row.append(6, 0.0, 0)] == [False, True]
     assert row.result("e").finish_reason == "length"
 
 
-def test_a_stop_token_in_the_prompt_does_not_end_anything() -> None:
+def test_hf_requests_a_stop_token_in_the_prompt_does_not_end_anything() -> None:
     row = new_row(request(prompt=3, stop_token_ids=(2,)), 0, 0)
     assert row.result("e", aborted=True).finish_reason == "abort"
     assert row.result("e").finish_reason == "length"  # nothing was generated: the prompt's last token is 2
 
 
-def test_a_wave_is_ordered_by_priority_then_arrival() -> None:
+def test_hf_requests_a_wave_is_ordered_by_priority_then_arrival() -> None:
     queue = RequestQueue()
     for order, (name, priority) in enumerate([("a", 1), ("b", 0), ("c", 1), ("d", 0)]):
         queue.add(new_row(request(name, priority=priority), order, 0))
@@ -76,7 +78,7 @@ def test_a_wave_is_ordered_by_priority_then_arrival() -> None:
     assert names(queue.take(lambda row, taken: True)) == ["b", "d", "a", "c"]
 
 
-def test_a_wave_stops_at_the_first_request_that_does_not_fit() -> None:
+def test_hf_requests_a_wave_stops_at_the_first_request_that_does_not_fit() -> None:
     queue = RequestQueue()
     for order, prompt in enumerate([1, 9, 1]):
         queue.add(new_row(request(str(order), prompt=prompt), order, 0))
@@ -85,7 +87,7 @@ def test_a_wave_stops_at_the_first_request_that_does_not_fit() -> None:
     assert queue.in_wave == 2  # the third may not overtake the second
 
 
-def test_arrivals_wait_for_the_next_wave() -> None:
+def test_hf_requests_arrivals_wait_for_the_next_wave() -> None:
     queue = RequestQueue()
     queue.add(new_row(request("a"), 0, 0))
     queue.begin_wave()
@@ -93,7 +95,7 @@ def test_arrivals_wait_for_the_next_wave() -> None:
     assert names(queue.take(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.in_wave == 0
 
 
-def test_requests_put_back_come_first_and_in_their_order() -> None:
+def test_hf_requests_put_back_come_first_and_in_their_order() -> None:
     queue = RequestQueue()
     queue.add(new_row(request("a"), 0, 0))
     queue.begin_wave()
@@ -101,7 +103,7 @@ def test_requests_put_back_come_first_and_in_their_order() -> None:
     assert names(queue.take(lambda row, taken: True)) == ["x", "y", "a"]
 
 
-def test_requests_are_removed_wherever_they_wait() -> None:
+def test_hf_requests_are_removed_wherever_they_wait() -> None:
     queue = RequestQueue()
     queue.add(new_row(request("a"), 0, 0))
     queue.begin_wave()
@@ -119,12 +121,12 @@ def test_requests_are_removed_wherever_they_wait() -> None:
         (request(prompt=6, max_new_tokens=4), "token 5, outside the model's vocabulary of 5"),
     ],
 )
-def test_requests_that_cannot_be_served_are_refused(bad: GenerationRequest, message: str) -> None:
+def test_hf_requests_that_cannot_be_served_are_refused(bad: GenerationRequest, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_request(bad, max_context=10, vocab_size=5)
 
 
-def test_a_negative_token_is_refused() -> None:
+def test_hf_requests_a_negative_token_is_refused() -> None:
     bad = GenerationRequest(
         request_id="r", token_ids=np.array([1, -1], np.int32), sampling=SamplingParams(max_new_tokens=1)
     )
@@ -140,13 +142,13 @@ def test_a_negative_token_is_refused() -> None:
         ({"tensor_parallel": 2}, "one device"),
     ],
 )
-def test_options_that_do_not_exist_are_refused(changes: dict[str, object], message: str) -> None:
+def test_hf_requests_options_that_do_not_exist_are_refused(changes: dict[str, object], message: str) -> None:
     spec = EngineSpec(engine_id="e", kind="hf", model_path="x", max_context=8, **changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         check_options(spec)
 
 
-def test_a_request_that_is_put_back_without_an_answer_forgets_which_experts_read_its_prompt() -> None:
+def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_experts_read_its_prompt() -> None:
     """Both their prompts are computed again; what was made of the first one's stays as it was made."""
     chosen = np.arange(2, dtype=np.int8).reshape(2, 1, 1)
     begun, waiting = (new_row(request(name), order, 0) for order, name in enumerate("ab"))
@@ -164,6 +166,6 @@ def test_a_request_that_is_put_back_without_an_answer_forgets_which_experts_read
     ]
 
 
-def test_engine_without_adapters_refuses_a_request_that_names_one() -> None:
+def test_hf_requests_engine_without_adapters_refuses_a_request_that_names_one() -> None:
     with pytest.raises(UnsupportedError, match=r"the hf engine cannot answer with adapters \(lora\), .* for 'judge'"):
         check_request(replace(request(), adapter="judge"), max_context=10, vocab_size=5)

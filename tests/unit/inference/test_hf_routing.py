@@ -50,7 +50,9 @@ def check(model: Path, asked: GenerationRequest, made: Generation) -> None:
 
 
 @pytest.mark.parametrize("admission", ["wave", pytest.param("continuous", marks=pytest.mark.slow)])
-def test_choices_are_the_model_s_own_in_groups_batches_and_shared_prompts(mixture: Path, admission: str) -> None:
+def test_hf_router_replay_choices_are_the_model_s_own_in_groups_batches_and_shared_prompts(
+    mixture: Path, admission: str
+) -> None:
     """Ten requests for four rows, five of one prompt, of several lengths."""
     shared = prompt(3)
     asked = [request(f"g{i}", shared, max_new_tokens=3 + 2 * i) for i in range(5)]
@@ -65,7 +67,7 @@ def test_choices_are_the_model_s_own_in_groups_batches_and_shared_prompts(mixtur
         check(mixture, one, made)
 
 
-def test_what_was_chosen_before_new_weights_stays(mixture: Path) -> None:
+def test_hf_router_replay_what_was_chosen_before_new_weights_stays(mixture: Path) -> None:
     """Tokens of the first weights keep their choices, also where the cache is computed again."""
     asked = request("a", max_new_tokens=12)
     tensors = load_file(mixture / "model.safetensors")
@@ -92,7 +94,7 @@ def test_what_was_chosen_before_new_weights_stays(mixture: Path) -> None:
     assert (np.sort(made.experts[kept:-1], -1) != expected[kept:-1]).any() and (made.experts[kept:-1] >= 0).all()
 
 
-def test_a_model_without_experts_is_refused_at_start(tiny_model: Path) -> None:
+def test_hf_router_replay_a_model_without_experts_is_refused_at_start(tiny_model: Path) -> None:
     async def start() -> None:
         async with running(tiny_model, records_experts=True):
             pass
@@ -101,7 +103,7 @@ def test_a_model_without_experts_is_refused_at_start(tiny_model: Path) -> None:
         asyncio.run(start())
 
 
-def test_passes_over_parts_use_the_experts_of_the_whole(mixture: Path) -> None:
+def test_hf_router_replay_passes_over_parts_use_the_experts_of_the_whole(mixture: Path) -> None:
     """Though the routers' weights have changed; afterwards routers choose by themselves."""
     network = load_causal_lm(mixture, "float32", attention="eager")
     tokens = torch.from_numpy(prompt(5).astype(np.int64))[None]
@@ -114,7 +116,9 @@ def test_passes_over_parts_use_the_experts_of_the_whole(mixture: Path) -> None:
         assert not torch.allclose(network(input_ids=tokens).logits, whole, atol=0.1)
 
 
-def test_a_mixture_in_bfloat16_is_not_refused_for_its_own_rounding(tiny_model: Path, tmp_path: Path) -> None:
+def test_hf_router_replay_a_mixture_in_bfloat16_is_not_refused_for_its_own_rounding(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """Whose last expert is another one when a token is decoded, which moved its logits by a standard deviation."""
     sizes = {
         "num_experts": 8,

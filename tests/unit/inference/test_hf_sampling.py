@@ -34,31 +34,31 @@ QUARTERS = [math.log(0.5), math.log(0.25), math.log(0.125), math.log(0.125)]
     ("uniform", "token"),
     [(0.0, 0), (0.49, 0), (0.51, 1), (0.74, 1), (0.76, 2), (0.87, 2), (0.88, 3), (0.999999, 3)],
 )
-def test_a_uniform_number_picks_the_token_whose_share_it_falls_into(uniform: float, token: int) -> None:
+def test_hf_sampling_a_uniform_number_picks_the_token_whose_share_it_falls_into(uniform: float, token: int) -> None:
     tokens, logprobs = draw([QUARTERS], [uniform], params())
     assert tokens == [token]
     assert logprobs == pytest.approx([QUARTERS[token]], abs=1e-6)
 
 
-def test_each_row_has_its_own_number_and_settings() -> None:
+def test_hf_sampling_each_row_has_its_own_number_and_settings() -> None:
     tokens, _ = draw([QUARTERS] * 3, [0.9, 0.6, 0.9], params(), params(), params(temperature=0.0))
     assert tokens == [3, 1, 0]
 
 
-def test_temperature_divides_the_logits() -> None:
+def test_hf_sampling_temperature_divides_the_logits() -> None:
     # Temperature 1/2 squares probabilities: 16/22, 4/22, 1/22, 1/22.
     tokens, logprobs = draw([QUARTERS] * 2, [16.5 / 22, 15.5 / 22], params(temperature=0.5), params(temperature=0.5))
     assert tokens == [1, 0]
     assert logprobs == pytest.approx([math.log(4 / 22), math.log(16 / 22)], abs=1e-6)
 
 
-def test_greedy_takes_the_highest_and_reports_log_probs_of_temperature_one() -> None:
+def test_hf_sampling_greedy_takes_the_highest_and_reports_log_probs_of_temperature_one() -> None:
     tokens, logprobs = draw([[0.0, 3.0, 1.0]], [0.99], params(temperature=0.0, top_k=1))
     assert tokens == [1]
     assert logprobs == pytest.approx([3 - math.log(1 + math.e**3 + math.e)], abs=1e-6)
 
 
-def test_a_choice_among_few_tokens_weighs_each_of_them_alone() -> None:
+def test_hf_sampling_a_choice_among_few_tokens_weighs_each_of_them_alone() -> None:
     # Of 1/2, 1/4, 1/8, 1/8 the last three share 1/2 among themselves: 1/2, 1/4, 1/4.
     choose = params(choices=(3, 1, 2))
     result = Sampler().sample(
@@ -73,54 +73,54 @@ def test_a_choice_among_few_tokens_weighs_each_of_them_alone() -> None:
     assert np.exp(result.choices[2]) == pytest.approx([1 / 3, 2 / 3], abs=1e-6)
 
 
-def test_top_k_keeps_the_highest_and_renormalises() -> None:
+def test_hf_sampling_top_k_keeps_the_highest_and_renormalises() -> None:
     # Of 1/2, 1/4, 1/8, 1/8 the best two stay: 2/3, 1/3.
     tokens, logprobs = draw([QUARTERS] * 2, [0.66, 0.67], params(top_k=2), params(top_k=2))
     assert tokens == [0, 1]
     assert logprobs == pytest.approx([math.log(2 / 3), math.log(1 / 3)], abs=1e-6)
 
 
-def test_top_k_keeps_all_that_tie_with_the_last() -> None:
+def test_hf_sampling_top_k_keeps_all_that_tie_with_the_last() -> None:
     # The third and the fourth tie, so top_k = 3 keeps all four.
     tokens, logprobs = draw([QUARTERS], [0.99], params(top_k=3))
     assert tokens == [3] and logprobs == pytest.approx([math.log(1 / 8)], abs=1e-6)
 
 
-def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+def test_hf_sampling_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     # 0.5 < 0.6 ≤ 0.75: the best two stay, 2/3 and 1/3.
     tokens, logprobs = draw([QUARTERS] * 2, [0.66, 0.99], params(top_p=0.6), params(top_p=0.6))
     assert tokens == [0, 1]
     assert logprobs == pytest.approx([math.log(2 / 3), math.log(1 / 3)], abs=1e-6)
 
 
-def test_top_p_keeps_the_likeliest_token_however_small_it_is() -> None:
+def test_hf_sampling_top_p_keeps_the_likeliest_token_however_small_it_is() -> None:
     tokens, logprobs = draw([QUARTERS], [0.99], params(top_p=1e-9))
     assert tokens == [0] and logprobs == [0.0]
 
 
-def test_top_p_counts_within_what_top_k_left() -> None:
+def test_hf_sampling_top_p_counts_within_what_top_k_left() -> None:
     # top_k = 2 leaves 2/3 and 1/3; 0.6 is reached by the first alone. Over all tokens it would take two.
     tokens, logprobs = draw([QUARTERS], [0.99], params(top_k=2, top_p=0.6))
     assert tokens == [0] and logprobs == [0.0]
 
 
-def test_one_rows_filter_leaves_the_others_alone() -> None:
+def test_hf_sampling_one_rows_filter_leaves_the_others_alone() -> None:
     tokens, logprobs = draw([QUARTERS] * 2, [0.99, 0.99], params(top_k=1), params())
     assert tokens == [0, 3]
     assert logprobs == pytest.approx([0.0, math.log(1 / 8)], abs=1e-6)
 
 
-def test_logits_that_are_not_finite_are_refused() -> None:
+def test_hf_sampling_logits_that_are_not_finite_are_refused() -> None:
     with pytest.raises(FloatingPointError, match="not finite"):
         draw([[0.0, float("nan")]], [0.5], params())
 
 
-def test_padding_rows_may_hold_anything() -> None:
+def test_hf_sampling_padding_rows_may_hold_anything() -> None:
     logits = torch.tensor([QUARTERS, [float("nan")] * 4])
     assert Sampler().sample(logits, [params()], np.array([0.6])).tokens.tolist() == [1]
 
 
-def test_a_sampler_forgets_the_step_before() -> None:
+def test_hf_sampling_a_sampler_forgets_the_step_before() -> None:
     sampler = Sampler()
     sampler.sample(torch.zeros(4, BLOCK + 9), [params(top_k=1)] * 4, np.full(4, 0.5))
     assert sampler.sample(torch.tensor([QUARTERS]), [params()], np.array([0.99])).tokens.tolist() == [3]
@@ -137,7 +137,7 @@ def test_a_sampler_forgets_the_step_before() -> None:
     uniform=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53, 1e-300])),
 )
 @settings(max_examples=200, deadline=None)
-def test_token_and_log_prob_agree_with_a_float64_reference(
+def test_hf_sampling_token_and_log_prob_agree_with_a_float64_reference(
     vocab: int, seed: int, spread: float, top_k: int, top_p: float, uniform: float
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, spread, vocab).astype(np.float32)
@@ -163,7 +163,7 @@ def test_token_and_log_prob_agree_with_a_float64_reference(
     assert logprob == pytest.approx(math.log(probabilities[token]), abs=2e-5)
 
 
-def test_frequencies_follow_the_probabilities() -> None:
+def test_hf_sampling_frequencies_follow_the_probabilities() -> None:
     rows = 64
     counts = np.zeros(4)
     sampler = Sampler()

@@ -32,7 +32,9 @@ def other(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("transport", ["in_process", "shared_memory"])
-async def test_after_a_sync_the_engine_is_the_other_model(tiny_model: Path, other: Path, transport: str) -> None:
+async def test_hf_weights_after_a_sync_the_engine_is_the_other_model(
+    tiny_model: Path, other: Path, transport: str
+) -> None:
     weights = load_file(other / "model.safetensors")
     async with running(tiny_model) as engine:
         before = await generate_all(engine, [request(f"{i}") for i in range(4)])
@@ -49,7 +51,7 @@ async def test_after_a_sync_the_engine_is_the_other_model(tiny_model: Path, othe
     assert receipt.checksums == {name: tensor_checksum(tensor) for name, tensor in weights.items()}
 
 
-async def test_weights_of_another_dtype_are_cast(tiny_model: Path, other: Path) -> None:
+async def test_hf_weights_of_another_dtype_are_cast(tiny_model: Path, other: Path) -> None:
     weights = load_file(other / "model.safetensors")
     async with running(tiny_model, dtype="bfloat16") as engine:
         await sync(engine, weights, 1)
@@ -60,7 +62,7 @@ async def test_weights_of_another_dtype_are_cast(tiny_model: Path, other: Path) 
 
 @pytest.mark.parametrize("form", ["int8", "fp8"])
 @pytest.mark.parametrize("family", ["tied llama", "mixtral"])
-async def test_weights_in_codes_make_it_the_model_that_is_read_back(
+async def test_hf_weights_in_codes_make_it_the_model_that_is_read_back(
     tiny_model: Path, tmp_path: Path, family: str, form: str
 ) -> None:
     path = tiny_model
@@ -80,7 +82,7 @@ async def test_weights_in_codes_make_it_the_model_that_is_read_back(
     assert after.logprobs.tobytes() == again.logprobs.tobytes() != before.logprobs.tobytes()
 
 
-async def test_tied_weights_may_come_under_either_name_or_both(tiny_model: Path, other: Path) -> None:
+async def test_hf_weights_tied_weights_may_come_under_either_name_or_both(tiny_model: Path, other: Path) -> None:
     weights = load_file(other / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]
     answers = []
@@ -92,7 +94,7 @@ async def test_tied_weights_may_come_under_either_name_or_both(tiny_model: Path,
     assert same(answers[0], answers[1]) and same(answers[0], answers[2])
 
 
-async def test_untied_weights_must_both_come(tmp_path: Path) -> None:
+async def test_hf_weights_untied_weights_must_both_come(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "untied", tied=False)
     weights = load_file(model / "model.safetensors")
     del weights["lm_head.weight"]
@@ -101,7 +103,9 @@ async def test_untied_weights_must_both_come(tmp_path: Path) -> None:
             await sync(engine, weights, 1)
 
 
-async def test_tokens_made_before_and_after_a_sync_carry_their_versions(tiny_model: Path, other: Path) -> None:
+async def test_hf_weights_tokens_made_before_and_after_a_sync_carry_their_versions(
+    tiny_model: Path, other: Path
+) -> None:
     weights = load_file(other / "model.safetensors")
     async with running(tiny_model) as engine:
         undisturbed = await engine.generate(request("a", max_new_tokens=40))
@@ -119,7 +123,7 @@ async def test_tokens_made_before_and_after_a_sync_carry_their_versions(tiny_mod
     assert result.logprobs[changed:].tobytes() != undisturbed.logprobs[changed:].tobytes()
 
 
-async def test_a_sync_without_a_pause_falls_between_two_tokens(tiny_model: Path, other: Path) -> None:
+async def test_hf_weights_a_sync_without_a_pause_falls_between_two_tokens(tiny_model: Path, other: Path) -> None:
     async with running(tiny_model) as engine:
         task = asyncio.create_task(engine.generate(request("a", max_new_tokens=60)))
         await has_generated(engine, 5)
@@ -128,7 +132,7 @@ async def test_a_sync_without_a_pause_falls_between_two_tokens(tiny_model: Path,
     assert (np.diff(versions) >= 0).all() and set(versions.tolist()) == {0, 1}
 
 
-async def test_log_probs_come_from_the_current_weights(tiny_model: Path, other: Path) -> None:
+async def test_hf_weights_log_probs_come_from_the_current_weights(tiny_model: Path, other: Path) -> None:
     tokens = prompt(1, 30)
     async with running(tiny_model) as engine:
         (before,) = await engine.logprobs([tokens])
@@ -139,7 +143,9 @@ async def test_log_probs_come_from_the_current_weights(tiny_model: Path, other: 
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
-async def test_a_wrong_offer_is_refused_with_the_tensors_name(tiny_model: Path, other: Path, fault: str) -> None:
+async def test_hf_weights_a_wrong_offer_is_refused_with_the_tensors_name(
+    tiny_model: Path, other: Path, fault: str
+) -> None:
     weights = load_file(other / "model.safetensors")
     tensor = weights.pop(NAME)
     name = f"model.layers.9.{NAME}" if fault == "unknown" else NAME
@@ -155,7 +161,7 @@ async def test_a_wrong_offer_is_refused_with_the_tensors_name(tiny_model: Path, 
 
 
 @pytest.mark.parametrize("linear", [(), (NAME,)])
-async def test_a_layer_that_arrived_but_was_not_applied_is_caught(
+async def test_hf_weights_a_layer_that_arrived_but_was_not_applied_is_caught(
     tiny_model: Path, other: Path, monkeypatch: pytest.MonkeyPatch, linear: tuple[str, ...]
 ) -> None:
     weights, live_tensors = load_file(other / "model.safetensors"), hf_weights._live_tensors
@@ -177,7 +183,7 @@ async def test_a_layer_that_arrived_but_was_not_applied_is_caught(
             await sync(engine, dict(QuantizedWeights(Weights(weights), "int8", linear)), 4)
 
 
-async def test_not_a_number_arrives_as_sent(tiny_model: Path, other: Path) -> None:
+async def test_hf_weights_not_a_number_arrives_as_sent(tiny_model: Path, other: Path) -> None:
     weights = load_file(other / "model.safetensors")
     weights[NAME][0, 0] = float("nan")
     async with running(tiny_model) as engine:
@@ -185,7 +191,7 @@ async def test_not_a_number_arrives_as_sent(tiny_model: Path, other: Path) -> No
     assert receipt.checksums[NAME] == tensor_checksum(weights[NAME])
 
 
-async def test_sleep_frees_the_memory_and_kept_requests_go_on_after_the_sync(tiny_model: Path) -> None:
+async def test_hf_weights_sleep_frees_the_memory_and_kept_requests_go_on_after_the_sync(tiny_model: Path) -> None:
     weights = load_file(tiny_model / "model.safetensors")
     async with running(tiny_model) as engine:
         undisturbed = await engine.generate(request("a", max_new_tokens=40))

@@ -49,7 +49,7 @@ print("said in the log", flush=True)
 """
 
 
-def test_it_runs_what_it_is_given_with_the_environment_and_the_log_of_that_moment(
+def test_vllm_prestart_it_runs_what_it_is_given_with_the_environment_and_the_log_of_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = Ahead({**variables(), "ONLY_THEN": "yes"}, None)
@@ -65,7 +65,7 @@ def test_it_runs_what_it_is_given_with_the_environment_and_the_log_of_that_momen
     assert log.read_text() == "said in the log\n"
 
 
-def test_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: Ahead) -> None:
+def test_vllm_prestart_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: Ahead) -> None:
     context = _Context(waiting)
     first = context.Process(target=os.getpid)
     second = context.Process(target=os.getpid)
@@ -77,7 +77,9 @@ def test_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: Ahe
     assert second.pid != waiting.process.pid
 
 
-def test_one_that_has_named_itself_ends_with_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_one_that_has_named_itself_ends_with_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("setproctitle")
     named = tmp_path / "named"
     os.mkfifo(named)
@@ -92,7 +94,7 @@ def test_one_that_has_named_itself_ends_with_its_launch(tmp_path: Path, monkeypa
     ahead.close_pipes()
 
 
-def test_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(waiting: Ahead) -> None:
+def test_vllm_prestart_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(waiting: Ahead) -> None:
     process = _Context(waiting).Process(target=signal.pause)
     process.start()
     assert process.is_alive()
@@ -102,7 +104,7 @@ def test_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(waiting:
     assert not process.is_alive()
 
 
-def test_one_that_nobody_took_is_gone_after_the_block() -> None:
+def test_vllm_prestart_one_that_nobody_took_is_gone_after_the_block() -> None:
     with process_ahead(variables("b"), None):
         (ahead,) = module._waiting
         assert psutil.pid_exists(ahead.process.pid)
@@ -110,7 +112,7 @@ def test_one_that_nobody_took_is_gone_after_the_block() -> None:
     assert not psutil.pid_exists(ahead.process.pid)
 
 
-def test_one_that_was_taken_is_its_takers() -> None:
+def test_vllm_prestart_one_that_was_taken_is_its_takers() -> None:
     with process_ahead(variables("c"), None):
         ahead = take(None)
         assert ahead is not None
@@ -120,7 +122,9 @@ def test_one_that_was_taken_is_its_takers() -> None:
     ahead.close()
 
 
-def test_it_is_not_used_where_libraries_would_have_read_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_it_is_not_used_where_libraries_would_have_read_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with process_ahead(variables(), 2):
         assert take(None) is None
         assert take(1) is None
@@ -132,14 +136,14 @@ def test_it_is_not_used_where_libraries_would_have_read_something_else(monkeypat
     ahead.close()
 
 
-def test_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROGRAM", NOTHING)
     with process_ahead(variables(), None):
         module._waiting[0].process.wait()
         assert take(None) is None
 
 
-def test_one_that_dies_before_it_has_heard_all_is_spawned_anew(tmp_path: Path, waiting: Ahead) -> None:
+def test_vllm_prestart_one_that_dies_before_it_has_heard_all_is_spawned_anew(tmp_path: Path, waiting: Ahead) -> None:
     found = tmp_path / "found"
     more_than_a_pipe_holds = "#" * 2**20
     process = _Context(waiting).Process(target=exec, args=(SAY.format(found=str(found)) + more_than_a_pipe_holds,))
@@ -152,7 +156,7 @@ def test_one_that_dies_before_it_has_heard_all_is_spawned_anew(tmp_path: Path, w
     assert not waiting.is_used
 
 
-def test_what_a_process_must_inherit_goes_to_one_that_is_spawned(waiting: Ahead) -> None:
+def test_vllm_prestart_what_a_process_must_inherit_goes_to_one_that_is_spawned(waiting: Ahead) -> None:
     receiver, sender = Pipe(duplex=False)
     process = _Context(waiting).Process(target=sender.send, args=("heard",))
     process.start()
@@ -163,7 +167,7 @@ def test_what_a_process_must_inherit_goes_to_one_that_is_spawned(waiting: Ahead)
     assert not waiting.is_used
 
 
-def test_it_imports_what_this_process_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_it_imports_what_this_process_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what lies in the current directory; but what is on the path."""
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "colorsys.py").write_text("raise SystemExit(9)")
@@ -178,7 +182,7 @@ def test_it_imports_what_this_process_would(tmp_path: Path, monkeypatch: pytest.
     assert (process.pid, process.exitcode) == (waiting.process.pid, 0)
 
 
-def test_what_is_on_the_path_and_no_text_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_what_is_on_the_path_and_no_text_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """As imports do."""
     monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
     waiting = Ahead(variables(), None)
@@ -198,7 +202,7 @@ def opened_pipes() -> set[str]:
 
 
 @pytest.mark.parametrize("entry", ["/nowhere\0", "/\ud800"], ids=["null", "surrogate"])
-def test_a_run_goes_on_without_one_where_no_process_can_be_told_the_path(
+def test_vllm_prestart_a_run_goes_on_without_one_where_no_process_can_be_told_the_path(
     monkeypatch: pytest.MonkeyPatch, entry: str
 ) -> None:
     monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
@@ -221,7 +225,7 @@ print(os.environ[""], os.environ["NEW"], "GONE_THEN" in os.environ)
 """
 
 
-def test_a_variable_without_a_name_stays_as_it_was_inherited() -> None:
+def test_vllm_prestart_a_variable_without_a_name_stays_as_it_was_inherited() -> None:
     done = subprocess.run([sys.executable, "-c", UNNAMED], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout == "inherited yes False\n"
 
@@ -242,7 +246,7 @@ print("it has ended")
 """
 
 
-def test_it_ends_with_its_owner_also_where_another_process_holds_the_owner_s_pipe() -> None:
+def test_vllm_prestart_it_ends_with_its_owner_also_where_another_process_holds_the_owner_s_pipe() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHANED], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.stdout == "it has ended\n"
 
@@ -259,14 +263,14 @@ with launch.engine_ahead(None):
 """
 
 
-def test_the_resource_tracker_that_starts_with_it_is_quiet_about_killed_engines() -> None:
+def test_vllm_prestart_the_resource_tracker_that_starts_with_it_is_quiet_about_killed_engines() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     command = [sys.executable, "-c", TRACKED]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True, env=environment)
     assert done.stdout == "ignore:resource_tracker:UserWarning None\n"
 
 
-def test_a_run_goes_on_without_one_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_a_run_goes_on_without_one_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError("too many processes")
 
@@ -281,7 +285,9 @@ def test_a_run_goes_on_without_one_where_none_can_be_started(monkeypatch: pytest
     launch._starting.release()
 
 
-def test_there_is_none_while_another_engine_starts_whose_environment_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_prestart_there_is_none_while_another_engine_starts_whose_environment_this_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
     with launch._starting, launch.engine_ahead(None):
         assert module._waiting == []
@@ -291,14 +297,14 @@ def spec(log: Path) -> EngineSpec:
     return EngineSpec(engine_id="e", kind="vllm", model_path="none", max_context=8, log_path=log)
 
 
-def test_a_start_that_fails_before_vllm_is_asked_ends_it(tmp_path: Path, waiting: Ahead) -> None:
+def test_vllm_prestart_a_start_that_fails_before_vllm_is_asked_ends_it(tmp_path: Path, waiting: Ahead) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         launch.launch(spec(tmp_path / "file" / "log"), waiting.name, waiting)
     assert waiting.process.returncode == -signal.SIGKILL
 
 
-def test_a_start_that_is_cancelled_before_its_turn_starts_nothing(tmp_path: Path, waiting: Ahead) -> None:
+def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(tmp_path: Path, waiting: Ahead) -> None:
     launch.end_launch(waiting.name)
     with pytest.raises(EngineDiedError, match="cancelled"):
         launch.launch(spec(tmp_path / "log"), waiting.name, waiting)
@@ -306,7 +312,7 @@ def test_a_start_that_is_cancelled_before_its_turn_starts_nothing(tmp_path: Path
     assert not (tmp_path / "log").exists()
 
 
-def test_a_start_that_is_cancelled_before_it_has_a_process_has_none(tmp_path: Path) -> None:
+def test_vllm_prestart_a_start_that_is_cancelled_before_it_has_a_process_has_none(tmp_path: Path) -> None:
     process = get_context("spawn").Process(target=os.getpid)
     with launch._children_of(spec(tmp_path / "log"), "its name"):
         launch.end_launch("another name")

@@ -18,7 +18,7 @@ def seeded(seed: int) -> torch.Generator:
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 5), vocab=st.sampled_from([3, 255, 256, 257, 700]), seed=st.integers(0, 1000))
-def test_a_token_is_the_first_whose_cumulative_probability_exceeds_the_rows_number(
+def test_vllm_sampling_a_token_is_the_first_whose_cumulative_probability_exceeds_the_rows_number(
     rows: int, vocab: int, seed: int
 ) -> None:
     logits = torch.randn(rows, vocab, generator=seeded(seed)) * 5
@@ -31,14 +31,14 @@ def test_a_token_is_the_first_whose_cumulative_probability_exceeds_the_rows_numb
     assert (totals.gather(-1, tokens[:, None]) >= numbers - 1e-6).all()
 
 
-def test_rows_without_a_generator_use_the_processes_own_numbers() -> None:
+def test_vllm_sampling_rows_without_a_generator_use_the_processes_own_numbers() -> None:
     logits = torch.zeros(2000, 4)
     torch.manual_seed(0)
     tokens, _ = Drawing().draw(logits, {})
     assert tokens.bincount(minlength=4).tolist() == pytest.approx([500] * 4, abs=80)  # four standard deviations
 
 
-def test_what_is_ruled_out_is_never_drawn() -> None:
+def test_vllm_sampling_what_is_ruled_out_is_never_drawn() -> None:
     logits = torch.full((300, 520), -math.inf)
     logits[:, 517] = -3.0
     tokens, logprobs = Drawing().draw(logits, {})
@@ -47,7 +47,7 @@ def test_what_is_ruled_out_is_never_drawn() -> None:
     assert logprobs[0, 0] == -math.inf
 
 
-def test_nothing_is_left_of_earlier_steps() -> None:
+def test_vllm_sampling_nothing_is_left_of_earlier_steps() -> None:
     """Of more rows, and of a larger vocabulary in as many blocks."""
     drawing = Drawing()
     for rows, vocab in [(4, 400), (2, 300), (3, 300), (1, 400)]:
@@ -56,7 +56,7 @@ def test_nothing_is_left_of_earlier_steps() -> None:
         assert tokens.tolist() == [int(number * vocab) for number in numbers]
 
 
-def test_a_row_that_is_not_finite_says_so_and_leaves_the_others_alone() -> None:
+def test_vllm_sampling_a_row_that_is_not_finite_says_so_and_leaves_the_others_alone() -> None:
     logits = torch.zeros(2, 10)
     logits[0, 3] = math.nan
     tokens, logprobs = Drawing().draw(logits, {1: seeded(5)})

@@ -55,7 +55,7 @@ INFO 11-22 shutting down
 
 
 @pytest.mark.parametrize(("options", "said"), [({}, "'no_such'"), ({"a": 1, "b": 2}, "(inference.options sets a, b)")])
-def test_what_vllm_refuses_names_the_options_that_the_user_set(
+def test_vllm_what_vllm_refuses_names_the_options_that_the_user_set(
     tmp_path: Path, options: dict[str, int], said: str
 ) -> None:
     log = tmp_path / "engine.log"
@@ -65,7 +65,7 @@ def test_what_vllm_refuses_names_the_options_that_the_user_set(
     assert isinstance(error, ModelError) and str(error).endswith(f"{said} (see {log})")
 
 
-def test_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_end(tmp_path: Path) -> None:
+def test_vllm_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_end(tmp_path: Path) -> None:
     log = tmp_path / "engine-0.log"
     log.write_text(LOG)
     spec = replace(SPEC, log_path=log)
@@ -80,11 +80,11 @@ def test_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_end(tm
     )
 
 
-def test_an_engine_spec_survives_pickling() -> None:
+def test_vllm_an_engine_spec_survives_pickling() -> None:
     assert pickle.loads(pickle.dumps(SPEC)) == SPEC
 
 
-def test_choosing_an_engine_imports_neither_torch_nor_vllm() -> None:
+def test_vllm_choosing_an_engine_imports_neither_torch_nor_vllm() -> None:
     code = (
         "import sys; from roll.inference import resolve_engine_kind\n"
         "assert resolve_engine_kind('auto') in ('vllm', 'hf')\n"
@@ -93,14 +93,14 @@ def test_choosing_an_engine_imports_neither_torch_nor_vllm() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "src"}, timeout=60)
 
 
-def test_a_misspelt_engine_is_refused_with_the_nearest_name() -> None:
+def test_vllm_a_misspelt_engine_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
         resolve_engine_kind("vlm")
     with pytest.raises(ConfigError, match="Did you mean 'vllm'"):
         build_engine(EngineSpec(engine_id="e", kind="vlm", model_path="/model", max_context=1))
 
 
-def test_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_step() -> None:
+def test_vllm_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_step() -> None:
     long = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=9000)
     arguments = engine_arguments(long, cpu=True)
     assert arguments["enable_chunked_prefill"] is False
@@ -109,7 +109,7 @@ def test_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_step()
     assert arguments["distributed_executor_backend"] == "uni"
 
 
-def test_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_it_is_to() -> None:
+def test_vllm_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_it_is_to() -> None:
     alone = engine_arguments(SPEC, cpu=False)
     assert alone["kv_cache_memory_bytes"] is None and alone["enable_sleep_mode"] is False
     assert "enforce_eager" not in alone and "enable_chunked_prefill" not in alone
@@ -137,7 +137,7 @@ class Client:
         yield
 
 
-async def test_an_engine_that_slept_answers_only_after_a_weight_sync() -> None:
+async def test_vllm_an_engine_that_slept_answers_only_after_a_weight_sync() -> None:
     engine, client = VLLMEngine(replace(SPEC, sleeps=True)), Client()
     stats = SimpleNamespace(steps=SimpleNamespace(begin=lambda: None))
     engine._launch = SimpleNamespace(llm=client, cpu=False, stats=stats, vocab_size=9)  # type: ignore[assignment]
@@ -155,13 +155,13 @@ async def test_an_engine_that_slept_answers_only_after_a_weight_sync() -> None:
         await engine.generate(request(2, 3))
 
 
-def test_the_users_engine_options_win() -> None:
+def test_vllm_the_users_engine_options_win() -> None:
     spec = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, options={"block_size": 64})
     assert engine_arguments(spec, cpu=True)["block_size"] == 64
 
 
 @given(prompt=st.integers(1, 120), answer=st.integers(-3, 120))
-def test_a_request_is_refused_exactly_if_it_could_not_finish(prompt: int, answer: int) -> None:
+def test_vllm_a_request_is_refused_exactly_if_it_could_not_finish(prompt: int, answer: int) -> None:
     if answer >= 1 and prompt + answer <= 100:
         check_fits(request(prompt, answer), 100)
     else:
@@ -172,7 +172,7 @@ def test_a_request_is_refused_exactly_if_it_could_not_finish(prompt: int, answer
 @pytest.mark.parametrize(
     ("tokens", "message"), [([], "no tokens"), ([0, -1], "-1"), ([3, 10], "10"), ([10**6], "1000000")]
 )
-def test_tokens_outside_the_vocabulary_are_refused(tokens: list[int], message: str) -> None:
+def test_vllm_tokens_outside_the_vocabulary_are_refused(tokens: list[int], message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_tokens("prompt", np.array(tokens, np.int32), vocab_size=10)
     check_tokens("prompt", np.array([0, 9], np.int32), vocab_size=10)
@@ -186,7 +186,7 @@ CHECKPOINT = {"embed.weight": (8, 4), "lm_head.weight": (8, 4), "layer.weight": 
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_manifest_lacks_what_the_engine_derives_and_nothing_else(tied: bool) -> None:
+def test_vllm_a_manifest_lacks_what_the_engine_derives_and_nothing_else(tied: bool) -> None:
     accepted, refused = set(), set()
     for name in CHECKPOINT:
         shapes = {other: shape for other, shape in CHECKPOINT.items() if other != name}
@@ -200,21 +200,21 @@ def test_a_manifest_lacks_what_the_engine_derives_and_nothing_else(tied: bool) -
     assert (accepted, refused) == (derived, CHECKPOINT.keys() - derived)
 
 
-def test_an_unknown_tensor_and_another_shape_are_named() -> None:
+def test_vllm_an_unknown_tensor_and_another_shape_are_named() -> None:
     with pytest.raises(WeightSyncError, match=r"'other.weight' is unknown"):
         check_manifest(specs(CHECKPOINT | {"other.weight": (1,)}), CHECKPOINT, tied=False, policy_version=1)
     with pytest.raises(WeightSyncError, match=r"'layer.weight' has shape \(4, 5\), the engine's has \(4, 4\)"):
         check_manifest(specs(CHECKPOINT | {"layer.weight": (4, 5)}), CHECKPOINT, tied=False, policy_version=1)
 
 
-def test_shapes_are_read_from_all_files_of_a_checkpoint(tmp_path: Path) -> None:
+def test_vllm_shapes_are_read_from_all_files_of_a_checkpoint(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, 3)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": torch.zeros(4)}, tmp_path / "model-00002-of-00002.safetensors")
     assert checkpoint_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
     assert checkpoint_shapes(tmp_path / "nowhere") is None
 
 
-def test_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
+def test_vllm_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
     model = torch.nn.ModuleDict({"norm": torch.nn.RMSNorm(4), "embed": torch.nn.Embedding(6, 4)})
     plain = dict(model.named_parameters())
     padded = {"norm.weight": plain["norm.weight"].data.clone(), "embed.weight": plain["embed.weight"].data[:5].clone()}
@@ -238,7 +238,7 @@ class Layer(torch.nn.Module):
         self.packed.append(self.weight.detach().clone())
 
 
-def test_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
+def test_vllm_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
     layer, shapes = Layer(0), ((2, 2), (1, 2), (1, 2))
     load = DirectLoad({name: Place(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
     q, k, v = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]]), torch.tensor([[7.0, 8]])
@@ -251,7 +251,7 @@ def test_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
     assert packed.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
 
 
-def test_other_parameters_keep_their_place_and_their_padding() -> None:
+def test_vllm_other_parameters_keep_their_place_and_their_padding() -> None:
     embedding, output = Layer(3), Layer(2)
     held = embedding.weight
     load = DirectLoad({
@@ -265,7 +265,7 @@ def test_other_parameters_keep_their_place_and_their_padding() -> None:
     assert [packed.tolist() for packed in output.packed] == [[[2, 2], [2, 2]]]
 
 
-def test_environment_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_environment_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "fork")
     monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
     prepare_environment()
@@ -273,7 +273,7 @@ def test_environment_variables_of_the_user_win(monkeypatch: pytest.MonkeyPatch) 
     assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "fork" and os.environ["VLLM_NO_USAGE_STATS"] == "1"
 
 
-def test_the_log_stream_appends_and_can_change_its_file(tmp_path: Path) -> None:
+def test_vllm_the_log_stream_appends_and_can_change_its_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old\n")
     stream = LogStream(tmp_path / "a")
     print("one", file=stream)
@@ -292,7 +292,9 @@ def finished(logprobs: list[float], num_tokens: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
-def test_engine_log_probs_that_are_not_finite_are_an_infrastructure_error_that_names_the_engine(wrong: float) -> None:
+def test_vllm_engine_log_probs_that_are_not_finite_are_an_infrastructure_error_that_names_the_engine(
+    wrong: float,
+) -> None:
     with pytest.raises(
         InfraError, match=rf"engine 'vllm-3' returned 1 of 3 .* request r \(the first is {wrong}, of token 1"
     ):
@@ -300,7 +302,7 @@ def test_engine_log_probs_that_are_not_finite_are_an_infrastructure_error_that_n
     assert to_generation(request(2, 3), finished([-1.0, -80.0, 0.0]), "vllm-3").logprobs.tolist() == [-1.0, -80.0, 0.0]
 
 
-def test_engine_log_probs_that_are_missing_are_an_infrastructure_error_that_names_the_engine() -> None:
+def test_vllm_engine_log_probs_that_are_missing_are_an_infrastructure_error_that_names_the_engine() -> None:
     with pytest.raises(InfraError, match="engine 'vllm-3': vLLM returned 2 log-probs for the 3 tokens of request r"):
         to_generation(request(2, 3), finished([-1.0, -2.0]), "vllm-3")
 

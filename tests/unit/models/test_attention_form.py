@@ -10,20 +10,20 @@ import torch
 from roll.models import Reach, position_scale
 
 
-def test_windows_and_chunks_by_hand() -> None:
+def test_model_attention_windows_and_chunks_by_hand() -> None:
     places = torch.arange(5)
     window, chunk = (reach.sees(places[:, None], places).int().tolist() for reach in (Reach(window=2), Reach(chunk=2)))
     assert window == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
     assert chunk == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
 
 
-def test_only_limits_that_hide_something_stay() -> None:
+def test_model_attention_only_limits_that_hide_something_stay() -> None:
     assert Reach(window=4, chunk=3).within(5) == Reach(window=4, chunk=3)
     assert Reach(window=4, chunk=3).within(4) == Reach(chunk=3)
     assert Reach(window=4, chunk=3).within(3) == Reach()
 
 
-def test_queries_are_scaled_by_their_place_in_their_text_and_not_in_the_row() -> None:
+def test_model_attention_queries_are_scaled_by_their_place_in_their_text_and_not_in_the_row() -> None:
     """The model has scaled by 1 + a log(1 + floor((t + 1) / f)), with t counted along the row."""
     layer = SimpleNamespace(attn_temperature_tuning=True, use_rope=False, floor_scale=2, attn_scale=0.5)
     positions = torch.tensor([0, 1, 2, 0, 1, 5])

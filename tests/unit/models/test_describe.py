@@ -27,20 +27,20 @@ from roll.models import (
 )
 
 
-def test_parameters_of_the_tiny_model_counted_by_hand(tiny_model: Path) -> None:
+def test_model_describe_parameters_of_the_tiny_model_counted_by_hand(tiny_model: Path) -> None:
     embedding, norm = 260 * 32, 32
     attention = 32 * 32 + 2 * 16 * 32 + 32 * 32
     mlp = 3 * 32 * 64
     assert num_parameters(tiny_model) == embedding + 2 * (attention + mlp + 2 * norm) + norm
 
 
-def test_tied_weights_count_once_and_untied_twice(tmp_path: Path) -> None:
+def test_model_describe_tied_weights_count_once_and_untied_twice(tmp_path: Path) -> None:
     untied = write_tiny_model(tmp_path / "untied", tied=False)
     tied = write_tiny_model(tmp_path / "tied")
     assert num_parameters(untied) - num_parameters(tied) == 260 * 32
 
 
-def test_description_of_the_tiny_model(tiny_model: Path) -> None:
+def test_model_describe_description_of_the_tiny_model(tiny_model: Path) -> None:
     description = describe_model(tiny_model)
     assert description.architecture == "LlamaForCausalLM"
     assert (description.num_layers, description.num_heads, description.num_kv_heads, description.head_dim) == (
@@ -64,7 +64,7 @@ def test_description_of_the_tiny_model(tiny_model: Path) -> None:
         ({"rope_scaling": None}, None),
     ],
 )
-def test_texts_may_be_as_long_as_positions_are_turned_alike(
+def test_model_describe_texts_may_be_as_long_as_positions_are_turned_alike(
     tiny_model: Path, tmp_path: Path, rope: dict[str, object], limit: int | None
 ) -> None:
     settings = json.loads((tiny_model / "config.json").read_text())
@@ -79,7 +79,7 @@ def test_texts_may_be_as_long_as_positions_are_turned_alike(
         check_rotation(tmp_path, limit + 1, "training.max_example_tokens")
 
 
-def test_catalogue_describes_the_default_model_as_its_files_do(default_model: Path) -> None:
+def test_model_describe_catalogue_describes_the_default_model_as_its_files_do(default_model: Path) -> None:
     files = json.loads((default_model / "config.json").read_text())
     stated = CATALOGUE["smollm2-135m-instruct"]
     assert {key: files[key] for key in stated.config} == stated.config
@@ -87,12 +87,12 @@ def test_catalogue_describes_the_default_model_as_its_files_do(default_model: Pa
     assert describe_model(default_model) == describe_model("smollm2-135m-instruct")
 
 
-def test_header_count_equals_the_loaded_models(tiny_model: Path) -> None:
+def test_model_describe_header_count_equals_the_loaded_models(tiny_model: Path) -> None:
     model = load_causal_lm(tiny_model, "float32")
     assert num_parameters(tiny_model) == sum(p.numel() for p in model.parameters())
 
 
-def test_describing_and_resolving_import_no_torch(tiny_model: Path) -> None:
+def test_model_describe_describing_and_resolving_import_no_torch(tiny_model: Path) -> None:
     program = (
         "import sys; from roll.models import describe_model, resolve_model\n"
         f"path = {str(tiny_model)!r}\n"
@@ -104,28 +104,32 @@ def test_describing_and_resolving_import_no_torch(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x10\0\0\0\0\0\0\0not json at all!"])
-def test_damaged_weights_are_named(tiny_model: Path, tmp_path: Path, content: bytes) -> None:
+def test_model_describe_damaged_weights_are_named(tiny_model: Path, tmp_path: Path, content: bytes) -> None:
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (directory / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.safetensors.*damaged"):
         describe_model(directory)
 
 
-def test_a_config_without_sizes_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_describe_a_config_without_sizes_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (directory / "config.json").write_text('{"model_type": "vit"}')
     with pytest.raises(ModelError, match="hidden_size"):
         describe_model(directory)
 
 
-def test_sizes_of_a_multimodal_config_are_those_of_its_language_model(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_describe_sizes_of_a_multimodal_config_are_those_of_its_language_model(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({"architectures": ["SomeVLM"], "text_config": config}))
     assert describe_model(directory).num_layers == 2 and describe_model(directory).architecture == "SomeVLM"
 
 
-def test_a_mixture_is_as_wide_as_the_experts_that_a_token_goes_through(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_describe_a_mixture_is_as_wide_as_the_experts_that_a_token_goes_through(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     config = json.loads((copy / "config.json").read_text())
     more = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
@@ -135,7 +139,7 @@ def test_a_mixture_is_as_wide_as_the_experts_that_a_token_goes_through(tiny_mode
     assert (describe_model(copy).num_experts, describe_model(tiny_model).num_experts) == (8, 0)
 
 
-def test_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_describe_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     names = ("model.layers.0.mlp.experts.0.up_proj.weight", "model.layers.0.mlp.experts.gate_up_proj")
     others = ("model.layers.0.mlp.shared_experts.up_proj.weight", "model.layers.0.mlp.gate.weight")
@@ -146,7 +150,7 @@ def test_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_pat
     assert (found.num_parameters, found.expert_parameters) == (4 * 24, 2 * 24)
 
 
-def test_keys_and_values_that_are_unfolded_count_with_the_width_that_they_have_then(
+def test_model_describe_keys_and_values_that_are_unfolded_count_with_the_width_that_they_have_then(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
@@ -161,7 +165,7 @@ def test_keys_and_values_that_are_unfolded_count_with_the_width_that_they_have_t
     ("more", "norms", "gates"),
     [({}, True, True), ({"hidden_act": "gelu"}, False, False), ({"hidden_activation": "gelu_tanh"}, False, False)],
 )
-def test_norms_are_as_wide_as_all_that_they_take(
+def test_model_describe_norms_are_as_wide_as_all_that_they_take(
     tiny_model: Path, tmp_path: Path, more: dict[str, str], norms: bool, gates: bool
 ) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
@@ -181,7 +185,7 @@ def test_norms_are_as_wide_as_all_that_they_take(
     assert (found.has_plain_norms, found.has_plain_gates) == (norms, gates)
 
 
-def test_without_a_gate_s_own_matrix_an_mlp_is_another(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_describe_without_a_gate_s_own_matrix_an_mlp_is_another(tiny_model: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
     weights = {"model.layers.0.mlp.gate_up_proj.weight": torch.zeros(300, 40)}
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
@@ -210,7 +214,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("key", "value"), MALFORMED)
-def test_a_size_that_no_model_has_is_named_with_its_value(
+def test_model_describe_a_size_that_no_model_has_is_named_with_its_value(
     tiny_model: Path, tmp_path: Path, key: str, value: object
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {key: value})
@@ -220,7 +224,7 @@ def test_a_size_that_no_model_has_is_named_with_its_value(
 
 
 @pytest.mark.parametrize("chosen", [0, 9])
-def test_a_token_goes_through_one_expert_or_more_of_those_that_there_are(
+def test_model_describe_a_token_goes_through_one_expert_or_more_of_those_that_there_are(
     tiny_model: Path, tmp_path: Path, chosen: int
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {"num_experts": 8, "num_experts_per_tok": chosen})
@@ -228,7 +232,7 @@ def test_a_token_goes_through_one_expert_or_more_of_those_that_there_are(
         describe_model(copy)
 
 
-def test_layers_or_a_vocabulary_that_the_files_cannot_have_are_refused_before_loading(
+def test_model_describe_layers_or_a_vocabulary_that_the_files_cannot_have_are_refused_before_loading(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     layers = changed(tiny_model, tmp_path / "layers", {"num_hidden_layers": 9999})
@@ -240,13 +244,13 @@ def test_layers_or_a_vocabulary_that_the_files_cannot_have_are_refused_before_lo
 
 
 @pytest.mark.parametrize("odd", [{"architectures": 7}, {"text_config": "none"}, {"intermediate_size": [64, 32]}])
-def test_what_else_stands_in_a_config_stops_no_description(
+def test_model_describe_what_else_stands_in_a_config_stops_no_description(
     tiny_model: Path, tmp_path: Path, odd: dict[str, object]
 ) -> None:
     assert describe_model(changed(tiny_model, tmp_path / "copy", odd)).intermediate_size == 64
 
 
-def test_a_config_that_nests_too_deeply_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_describe_a_config_that_nests_too_deeply_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {})
     (copy / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(ModelError, match="nests too deeply"):
@@ -254,7 +258,9 @@ def test_a_config_that_nests_too_deeply_is_refused(tiny_model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", ["model.safetensors"], 7])
-def test_an_index_names_files_of_its_own_directory(tiny_model: Path, tmp_path: Path, name: object) -> None:
+def test_model_describe_an_index_names_files_of_its_own_directory(
+    tiny_model: Path, tmp_path: Path, name: object
+) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {})
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     with pytest.raises(ModelError, match=r"index\.json' (names the weight file '[./]|must say in 'weight_map')"):

@@ -29,7 +29,9 @@ from roll.models.loading import tie
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind not in NOT_FINITE])
-def test_model_directories_are_refused_wherever_they_are_asked_for(tiny_model: Path, tmp_path: Path, kind: str):
+def test_model_directory_model_directories_are_refused_wherever_they_are_asked_for(
+    tiny_model: Path, tmp_path: Path, kind: str
+):
     directory = make_directory(kind, tiny_model, tmp_path / "model")
     for ask in (find_model, resolve_model, lambda path: load_causal_lm(path, "float32")):
         with pytest.raises(ModelError, match=REFUSED[kind][1]):
@@ -39,7 +41,7 @@ def test_model_directories_are_refused_wherever_they_are_asked_for(tiny_model: P
 
 
 @pytest.mark.parametrize("kind", NOT_FINITE)
-def test_model_weights_that_are_not_finite_are_named_in_files_and_when_loaded(
+def test_model_directory_model_weights_that_are_not_finite_are_named_in_files_and_when_loaded(
     tiny_model: Path, tmp_path: Path, kind: str
 ):
     directory = make_directory(kind, tiny_model, tmp_path / "model")
@@ -55,7 +57,9 @@ def test_model_weights_that_are_not_finite_are_named_in_files_and_when_loaded(
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_model_directories_of_the_same_model_are_loaded_alike(tiny_model: Path, tmp_path: Path, kind: str):
+def test_model_directory_model_directories_of_the_same_model_are_loaded_alike(
+    tiny_model: Path, tmp_path: Path, kind: str
+):
     directory = make_directory(kind, tiny_model, tmp_path / "model")
     expected = dict(load_causal_lm(tiny_model, "float32").named_parameters())
     model = load_causal_lm(directory, "float32")
@@ -71,7 +75,9 @@ def test_model_directories_of_the_same_model_are_loaded_alike(tiny_model: Path, 
     assert describe_model(directory) == describe_model(tiny_model)
 
 
-def test_model_head_that_differs_is_trained_apart_where_the_configuration_says_so(tiny_model: Path, tmp_path: Path):
+def test_model_directory_model_head_that_differs_is_trained_apart_where_the_configuration_says_so(
+    tiny_model: Path, tmp_path: Path
+):
     directory = make_directory("tied, different head stored", tiny_model, tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
@@ -80,7 +86,7 @@ def test_model_head_that_differs_is_trained_apart_where_the_configuration_says_s
     assert describe_model(directory).has_own_projection
 
 
-def test_model_head_is_tied_where_the_default_of_its_class_ties(tiny_model: Path, tmp_path: Path):
+def test_model_directory_model_head_is_tied_where_the_default_of_its_class_ties(tiny_model: Path, tmp_path: Path):
     directory = make_directory("tied, different head stored", tiny_model, tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     del config["tie_word_embeddings"]
@@ -91,7 +97,7 @@ def test_model_head_is_tied_where_the_default_of_its_class_ties(tiny_model: Path
         find_model(directory)
 
 
-def test_model_weights_that_are_tied_are_compared_again_once_they_are_loaded(tiny_model: Path):
+def test_model_directory_model_weights_that_are_tied_are_compared_again_once_they_are_loaded(tiny_model: Path):
     model = load_causal_lm(tiny_model, "float32")
     embeddings = model.get_parameter("model.embed_tokens.weight")
     head = model.get_submodule("lm_head")
@@ -103,7 +109,7 @@ def test_model_weights_that_are_tied_are_compared_again_once_they_are_loaded(tin
         tie(model, "m")
 
 
-def test_model_head_in_another_dtype_is_equal_where_its_numbers_are(tiny_model: Path, tmp_path: Path):
+def test_model_directory_model_head_in_another_dtype_is_equal_where_its_numbers_are(tiny_model: Path, tmp_path: Path):
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     weights = load_file(directory / "model.safetensors")
     embeddings = weights["model.embed_tokens.weight"].bfloat16()
@@ -118,7 +124,9 @@ def test_model_head_in_another_dtype_is_equal_where_its_numbers_are(tiny_model: 
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
-def test_quantized_models_are_served_where_no_trainer_reads_them(tiny_model: Path, tmp_path: Path, kind: str):
+def test_model_directory_quantized_models_are_served_where_no_trainer_reads_them(
+    tiny_model: Path, tmp_path: Path, kind: str
+):
     directory = make_directory(kind, tiny_model, tmp_path / "model")
     assert find_model(directory, allow_quantized=True) == resolve_model(directory, allow_quantized=True) == directory
     assert load_tokenizer(directory) is not None
@@ -126,14 +134,16 @@ def test_quantized_models_are_served_where_no_trainer_reads_them(tiny_model: Pat
 
 
 @pytest.mark.parametrize("settings", [None, {}])
-def test_model_that_names_no_quantization_is_not_quantized(tiny_model: Path, tmp_path: Path, settings: Any):
+def test_model_directory_model_that_names_no_quantization_is_not_quantized(
+    tiny_model: Path, tmp_path: Path, settings: Any
+):
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     assert find_model(directory) == directory
 
 
-def test_model_quantization_of_the_text_part_counts(tiny_model: Path, tmp_path: Path):
+def test_model_directory_model_quantization_of_the_text_part_counts(tiny_model: Path, tmp_path: Path):
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     config = json.loads((directory / "config.json").read_text())
     config["text_config"] = {**config, "quantization_config": {"quant_method": "awq"}}
@@ -142,7 +152,9 @@ def test_model_quantization_of_the_text_part_counts(tiny_model: Path, tmp_path: 
         find_model(directory)
 
 
-def test_model_file_that_the_configuration_names_must_be_the_one_that_is_read(tiny_model: Path, tmp_path: Path):
+def test_model_directory_model_file_that_the_configuration_names_must_be_the_one_that_is_read(
+    tiny_model: Path, tmp_path: Path
+):
     directory = make_directory("another format next to it", tiny_model, tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": "consolidated.safetensors"}))
@@ -154,7 +166,7 @@ def test_model_file_that_the_configuration_names_must_be_the_one_that_is_read(ti
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), None])
-def test_model_files_with_numbers_that_are_not_finite_are_found_at_any_place(
+def test_model_directory_model_files_with_numbers_that_are_not_finite_are_found_at_any_place(
     tmp_path: Path, dtype: str, number: float | None
 ):
     weights = {
@@ -172,7 +184,7 @@ def test_model_files_with_numbers_that_are_not_finite_are_found_at_any_place(
         check_stored_finite(tmp_path, most_bytes=100)
 
 
-def test_model_weights_that_overflow_the_dtype_asked_for_are_refused(tiny_model: Path, tmp_path: Path):
+def test_model_directory_model_weights_that_overflow_the_dtype_asked_for_are_refused(tiny_model: Path, tmp_path: Path):
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     weights = load_file(directory / "model.safetensors")
     weights["model.norm.weight"][0] = 1e6
@@ -186,7 +198,7 @@ def test_model_weights_that_overflow_the_dtype_asked_for_are_refused(tiny_model:
     "name", ["generation_config.json", "tokenizer.json", "chat_template.jinja", "adapter_config.json"]
 )
 @pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "directory", "pipe"])
-def test_model_directories_with_something_else_in_a_files_place_are_refused(
+def test_model_directory_model_directories_with_something_else_in_a_files_place_are_refused(
     tiny_model: Path, tmp_path: Path, name: str, kind: str
 ):
     """A file of which a download left a link alone is not one that the model never had."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from roll.models.fingerprint import model_fingerprint
 
 
-def test_a_change_of_some_matrices_alone_is_seen(tmp_path: Path) -> None:
+def test_model_fingerprint_a_change_of_some_matrices_alone_is_seen(tmp_path: Path) -> None:
     """As adapters that were merged into them leave a model: its first and last tensors are what they were."""
     content = bytearray(6 << 20)
     (tmp_path / "config.json").write_text("{}")

@@ -24,7 +24,9 @@ IN_ONE_TENSOR = ("llama4", "gpt-oss")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_matrix_but_embeddings_outputs_and_routers(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_model_linear_every_matrix_but_embeddings_outputs_and_routers(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
     with safe_open(path / "model.safetensors", framework="pt") as file:
         matrices = {key for key in file.keys() if len(file.get_slice(key).get_shape()) == 2}  # noqa: SIM118

@@ -19,7 +19,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.mark.parametrize("name", ["guess", "calculator", "lake"])
-def test_the_first_run_shows_episodes_as_the_second_one_asks_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agentic_examples_the_first_run_shows_episodes_as_the_second_one_asks_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     first: Any = load_config(EXAMPLES / f"agentic_{name}_first.yaml")
     second: Any = load_config(EXAMPLES / f"agentic_{name}.yaml")
@@ -43,7 +45,9 @@ def test_the_first_run_shows_episodes_as_the_second_one_asks_them(name: str, mon
     assert [message.to_dict() for message in asked] == shown[0]["messages"][:1]
 
 
-def test_the_calculators_player_is_right_in_about_a_third_of_its_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agentic_examples_the_calculators_player_is_right_in_about_a_third_of_its_episodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     first: Any = load_config(EXAMPLES / "agentic_calculator_first.yaml")
     entry: Any = load_config(EXAMPLES / "agentic_calculator.yaml").environments[0]  # type: ignore[attr-defined]

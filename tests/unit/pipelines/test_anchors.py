@@ -107,28 +107,30 @@ def test_anchors_lie_where_they_should(config: dict[str, Any], num_turns: int, e
 
 
 @given(num_turns=st.integers(2, 300), num_anchors=st.integers(1, 400))
-def test_even_anchors_are_different_boundaries_inside_at_like_distances(num_turns: int, num_anchors: int) -> None:
+def test_anchor_even_anchors_are_different_boundaries_inside_at_like_distances(
+    num_turns: int, num_anchors: int
+) -> None:
     found = anchors.anchors_of(AnchorsConfig(num_anchors=num_anchors), num_turns)
     assert len(found) == min(num_anchors, num_turns - 1)
     gaps = np.diff([0, *found, num_turns])
     assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
 
 
-def test_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
+def test_anchor_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
     assert anchors.open_anchors(ROLLBACK, kept()) == [3]
     assert anchors.open_anchors(ROLLBACK, kept(passed=frozenset({3, 2}))) == [1]
     assert anchors.open_anchors(ROLLBACK, kept(passed=frozenset({0, 1, 2, 3}))) == []
     assert anchors.open_anchors(PARALLEL, kept(passed=frozenset({2}))) == [1, 3]
 
 
-def test_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
+def test_anchor_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
     won = group(True, False, False, False)
     assert len(anchors.updated(ROLLBACK, [], [won], ())) == 1
     summed_up = tuple(replace(rollout, counts={"summaries": 1}) for rollout in won.rollouts)
     assert anchors.updated(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
 
 
-def test_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_boundaries() -> None:
+def test_anchor_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_boundaries() -> None:
     config = AnchorsConfig(type="parallel", share=0.25)
     both = [kept(uid="a/0"), kept(uid="a/1"), kept(uid="b/0", domain="b")]
 
@@ -147,7 +149,7 @@ def test_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_bo
     assert {chosen(number, domain="c") for number in range(99)} == {None}
 
 
-def test_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again() -> None:
+def test_anchor_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again() -> None:
     config = chain_config(anchors={"share": 1.0}, environments=[{"environment": "a", "num_turns": 4}])
     state = AgenticState(kept=(kept(uid="a/0"), kept(uid="a/1")))
 
@@ -167,7 +169,7 @@ def test_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again(
     assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.again(1, "a", 5).anchor is None
 
 
-def test_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_number() -> None:
+def test_anchor_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_number() -> None:
     entries = [{"environment": "a"}, {"environment": "b"}]
     config = chain_config(environments=entries, curriculum={})
     sources = [
@@ -186,7 +188,7 @@ def at(one: KeptEpisode, num_turns: int) -> Anchor:
     return Anchor(trajectory=one.trajectory, num_turns=num_turns)
 
 
-def test_an_anchor_is_passed_once_the_last_rollouts_from_it_succeeded() -> None:
+def test_anchor_an_anchor_is_passed_once_the_last_rollouts_from_it_succeeded() -> None:
     first = kept()
     (one,) = anchors.updated(ROLLBACK, [first], [group(True, False, anchor=at(first, 3))], ())
     assert one.recent == {3: (True, False)} and not one.passed
@@ -203,7 +205,7 @@ def test_an_anchor_is_passed_once_the_last_rollouts_from_it_succeeded() -> None:
     assert held.passed == {0, 1, 2, 3} and anchors.choose(ROLLBACK, [held], {}, domain="a", seed=0, number=0) is None
 
 
-def test_rare_successes_are_kept_and_the_oldest_gives_way_to_a_new_one() -> None:
+def test_anchor_rare_successes_are_kept_and_the_oldest_gives_way_to_a_new_one() -> None:
     config = PARALLEL.model_copy(update={"num_kept": 2})
     found = anchors.updated(config, [], [group(True, False, False), group(True, True, False, uid="a/8")], ())
     assert [(one.trajectory.uid, one.position, one.shown) for one in found] == [("a/9", 7, False)]
@@ -220,7 +222,7 @@ def test_rare_successes_are_kept_and_the_oldest_gives_way_to_a_new_one() -> None
     assert [one.trajectory.uid for one in anchors.updated(config, older[1:], [from_an_anchor], ())] == ["a/2", "b/0"]
 
 
-def test_what_is_not_repeated_is_given_up_and_after_three_times_the_environment(caplog: Any) -> None:
+def test_anchor_what_is_not_repeated_is_given_up_and_after_three_times_the_environment(caplog: Any) -> None:
     state = AgenticState(kept=tuple(kept(uid=f"a/{i}") for i in range(5)))
     for number in range(3):
         gone = group(True, "ReplayError: it differs.", anchor=at(kept(uid=f"a/{number}"), 1))
@@ -237,7 +239,7 @@ def test_what_is_not_repeated_is_given_up_and_after_three_times_the_environment(
     assert state.unrepeated == {"a": 3} and len(state.kept) == 2 and state.begun == {"0": ["a/3", 1]}
 
 
-def test_figures_tell_success_by_how_much_was_replayed() -> None:
+def test_anchor_figures_tell_success_by_how_much_was_replayed() -> None:
     groups = [group(True, False, anchor=at(kept(), 3)), group(False, anchor=at(kept(), 1)), group(True, True)]
     assert anchors.figures([kept()], groups) == {
         "anchors/kept": 1.0,
@@ -275,7 +277,7 @@ EPISODES = st.builds(
 
 
 @given(episodes=st.lists(EPISODES, max_size=2).map(tuple))
-def test_a_checkpoint_holds_what_is_kept_to_the_last_bit(episodes: tuple[KeptEpisode, ...]) -> None:
+def test_anchor_a_checkpoint_holds_what_is_kept_to_the_last_bit(episodes: tuple[KeptEpisode, ...]) -> None:
     state = AgenticState(kept=episodes, begun={"7": ["a/0", 2]}, unrepeated={"a": 1}, shown=True)
     again = AgenticState.from_json(json.loads(json.dumps(state.to_json())))
     assert again.to_json() == state.to_json() and state.kept == episodes
@@ -290,7 +292,7 @@ def test_a_checkpoint_holds_what_is_kept_to_the_last_bit(episodes: tuple[KeptEpi
 # ---- imitation
 
 
-def test_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_episode() -> None:
+def test_anchor_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_episode() -> None:
     """IPA, K = 4, gamma = 0.5, R = 2: G = 0.25, 0.5, 1, 2; of these the first two are imitated, weighted by 3."""
     settings = {"type": "ipa", "advantage": {"gamma": 0.5}, "imitation": {"weight": 3.0}}
     algorithm = AlgorithmConfig.model_validate(settings)
@@ -310,7 +312,7 @@ def test_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_episode
         np.testing.assert_allclose(one.advantages[[1, 4, 7]], [sign / 8, sign / 4, sign / 2], rtol=1e-6)
 
 
-def test_rewards_that_were_replayed_are_of_the_episode_but_not_of_what_is_learnt() -> None:
+def test_anchor_rewards_that_were_replayed_are_of_the_episode_but_not_of_what_is_learnt() -> None:
     algorithm = AlgorithmConfig.model_validate({"type": "gi_gpo"})
     turns = tuple(replace(turn, reward=0.25) for turn in trajectory(4).turns)
     anchor = Anchor(trajectory=replace(trajectory(4), turns=turns), num_turns=2)
@@ -453,7 +455,7 @@ def chain_config(**changes: Any) -> AgenticConfig:
 
 
 @pytest.mark.parametrize("kind", ["rollback", "parallel"])
-def test_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_without_imitation(kind: str) -> None:
+def test_anchor_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_without_imitation(kind: str) -> None:
     plain, _ = asyncio.run(trained(chain_config(), 60))
     assert success(plain) == pytest.approx(4.0**-8)  # no rollout ever succeeded, so nothing was learnt
     anchored = chain_config(anchors={"type": kind, "share": 0.75, "num_anchors": 7})

@@ -39,7 +39,7 @@ class World:
         asyncio.run(ask_once(cast(Any, self), cast(Any, None), kept, batches, self.ask, who="the reference"))
 
 
-def test_batches_are_asked_as_they_are_learnt_and_what_is_kept_stays() -> None:
+def test_frozen_model_outputs_batches_are_asked_as_they_are_learnt_and_what_is_kept_stays() -> None:
     world, kept = World(), Kept()
     first = (sample(0, 0, 5), sample(0, 1, 6), sample(1, 0, 7), sample(1, 1, 8))
     second = (sample(2, 0, 5), sample(2, 1, 9), sample(3, 0, 7), sample(3, 1, 8))  # all but one as in the first

@@ -62,7 +62,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run", {"name": "run"})
 
 
-async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
+async def test_checkpoint_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
     state = LearningState(
         step=4,
         policy_version=3,
@@ -84,7 +84,7 @@ async def test_a_checkpoint_reads_back_as_written(run: RunDirectory) -> None:
     assert path == run.checkpoint_path(4)
 
 
-async def test_critics_are_saved_beside_the_trainer_and_found_by_number(run: RunDirectory) -> None:
+async def test_checkpoint_critics_are_saved_beside_the_trainer_and_found_by_number(run: RunDirectory) -> None:
     critics = [FileTrainer("first"), FileTrainer("second")]
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer(), critics).save(RunState(step=1), ledger_of(0))
     saved = read_checkpoint(path, RunState)
@@ -94,7 +94,7 @@ async def test_critics_are_saved_beside_the_trainer_and_found_by_number(run: Run
         saved.critic_path(2)
 
 
-async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whole(run: RunDirectory) -> None:
+async def test_checkpoint_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whole(run: RunDirectory) -> None:
     critics = [FileTrainer(), FileTrainer()]
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), FileTrainer(), critics)
     await checkpointer.save(RunState(step=1), ledger_of(1))
@@ -106,14 +106,14 @@ async def test_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whol
     assert read_checkpoint(found, RunState).critic_path(1).is_dir()
 
 
-async def test_the_newest_are_kept_and_the_best_where_asked(run: RunDirectory) -> None:
+async def test_checkpoint_the_newest_are_kept_and_the_best_where_asked(run: RunDirectory) -> None:
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=2, keep_best=True), FileTrainer())
     for step in range(1, 6):
         await checkpointer.save(RunState(step=step, best_step=min(step, 2)), ledger_of(0))
     assert list(checkpoints(run.checkpoints_dir)) == [2, 4, 5]
 
 
-async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDirectory) -> None:
+async def test_checkpoint_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDirectory) -> None:
     trainer = FileTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(1))
@@ -132,7 +132,9 @@ async def test_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDire
         chained(RuntimeError("unexpected pos 64 vs 0"), OSError(errno.ENOSPC, "No space left on device")),
     ],
 )
-async def test_a_full_disk_is_one_message_and_its_remains_are_removed(run: RunDirectory, failure: Exception) -> None:
+async def test_checkpoint_a_full_disk_is_one_message_and_its_remains_are_removed(
+    run: RunDirectory, failure: Exception
+) -> None:
     trainer = FileTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     trainer.fails = failure
@@ -143,7 +145,7 @@ async def test_a_full_disk_is_one_message_and_its_remains_are_removed(run: RunDi
     await checkpointer.save(RunState(step=2), ledger_of(2))  # somebody made room
 
 
-def test_due_once_the_last_one_is_long_ago(run: RunDirectory) -> None:
+def test_checkpoint_due_once_the_last_one_is_long_ago(run: RunDirectory) -> None:
     now = 0.0
     checkpointer = Checkpointer(run, CheckpointConfig(), FileTrainer(), clock=lambda: now)
     state = RunState(step=7)
@@ -155,7 +157,7 @@ def test_due_once_the_last_one_is_long_ago(run: RunDirectory) -> None:
     assert not off.due(state)
 
 
-def test_states_of_the_format_before_are_read() -> None:
+def test_checkpoint_states_of_the_format_before_are_read() -> None:
     for kind in (RunState, LearningState):
         old = kind(step=3).to_json()
         scores = old.pop("scores")
@@ -163,7 +165,7 @@ def test_states_of_the_format_before_are_read() -> None:
         assert kind.from_json(old) == kind(step=3, scores={"3": 0.5})
 
 
-async def test_saving_the_same_step_twice_writes_once(run: RunDirectory) -> None:
+async def test_checkpoint_saving_the_same_step_twice_writes_once(run: RunDirectory) -> None:
     checkpointer = Checkpointer(run, CheckpointConfig(), FileTrainer())
     path = await checkpointer.save(RunState(step=1), ledger_of(0))
     before = (path / "state.json").stat().st_mtime_ns
@@ -171,7 +173,7 @@ async def test_saving_the_same_step_twice_writes_once(run: RunDirectory) -> None
     assert (path / "state.json").stat().st_mtime_ns == before
 
 
-def test_due_by_number_and_by_being_the_best(run: RunDirectory) -> None:
+def test_checkpoint_due_by_number_and_by_being_the_best(run: RunDirectory) -> None:
     by_number = Checkpointer(run, CheckpointConfig(every_num_steps=3), FileTrainer())
     assert [by_number.due(RunState(step=s)) for s in (1, 3, 4, 6)] == [False, True, False, True]
     best = Checkpointer(run, CheckpointConfig(keep_best=True), FileTrainer())
@@ -192,7 +194,9 @@ def test_due_by_number_and_by_being_the_best(run: RunDirectory) -> None:
         ({"num_draws": None}, "lacks 'num_draws'"),
     ],
 )
-async def test_a_checkpoint_of_another_version_is_refused_with_the_way_out(run: RunDirectory, changes, says) -> None:
+async def test_checkpoint_a_checkpoint_of_another_version_is_refused_with_the_way_out(
+    run: RunDirectory, changes, says
+) -> None:
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
     state = json.loads((path / "state.json").read_text()) | changes
     state = {name: value for name, value in state.items() if value is not None}
@@ -203,7 +207,7 @@ async def test_a_checkpoint_of_another_version_is_refused_with_the_way_out(run: 
     assert isinstance(caught.value, CheckpointError | UserError), "exit code 2, without a traceback"
 
 
-async def test_what_is_damaged_is_refused_with_the_checkpoint_before_it(run: RunDirectory) -> None:
+async def test_checkpoint_what_is_damaged_is_refused_with_the_checkpoint_before_it(run: RunDirectory) -> None:
     class Damaged(FileTrainer):
         async def load(self, path: Path) -> None:
             raise CheckpointError(f"'{path}' is damaged.")
@@ -222,13 +226,13 @@ async def test_what_is_damaged_is_refused_with_the_checkpoint_before_it(run: Run
         assert str(caught.value).endswith(way)
 
 
-def test_a_state_says_which_version_wrote_it() -> None:
+def test_checkpoint_a_state_says_which_version_wrote_it() -> None:
     state = RunState(step=3).to_json()
     assert (state["format"], state["roll"]) == (5, __version__)
     assert RunState.from_json(state | {"roll": "0.0.9"}) == RunState(step=3)
 
 
-async def test_a_checkpoint_with_a_missing_file_is_refused(run: RunDirectory) -> None:
+async def test_checkpoint_a_checkpoint_with_a_missing_file_is_refused(run: RunDirectory) -> None:
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
     (path / "ledger.jsonl").unlink()
     with pytest.raises(CheckpointError, match=r"ledger\.jsonl"):
@@ -262,7 +266,7 @@ class BackgroundTrainer(FileTrainer):
         return not self.begun
 
 
-async def test_what_is_written_in_the_background_has_its_name_once_it_is_whole(run: RunDirectory) -> None:
+async def test_checkpoint_what_is_written_in_the_background_has_its_name_once_it_is_whole(run: RunDirectory) -> None:
     trainer, told = BackgroundTrainer(), []
     config = CheckpointConfig(asynchronous=True)
     checkpointer = Checkpointer(run, config, trainer, on_saved=lambda step, path: told.append(step))
@@ -280,7 +284,7 @@ async def test_what_is_written_in_the_background_has_its_name_once_it_is_whole(r
     assert told == [1]
 
 
-async def test_the_next_save_waits_for_the_one_before(run: RunDirectory) -> None:
+async def test_checkpoint_the_next_save_waits_for_the_one_before(run: RunDirectory) -> None:
     trainer = BackgroundTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True, keep_last=2), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(0))
@@ -290,7 +294,7 @@ async def test_the_next_save_waits_for_the_one_before(run: RunDirectory) -> None
     assert list(checkpoints(run.checkpoints_dir)) == [1, 2]
 
 
-async def test_a_failure_in_the_background_is_said_at_the_next_boundary(run: RunDirectory) -> None:
+async def test_checkpoint_a_failure_in_the_background_is_said_at_the_next_boundary(run: RunDirectory) -> None:
     trainer = BackgroundTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(0))
@@ -307,7 +311,7 @@ async def test_a_failure_in_the_background_is_said_at_the_next_boundary(run: Run
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-async def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+async def test_checkpoint_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
     """After a power cut, a file has what it was synced with, and a directory the names that it was synced with."""
@@ -363,7 +367,7 @@ class WritingTrainer(BackgroundTrainer):
         await super().export(path)
 
 
-async def test_what_failed_is_removed_once_no_trainer_writes_any_more(run: RunDirectory) -> None:
+async def test_checkpoint_what_failed_is_removed_once_no_trainer_writes_any_more(run: RunDirectory) -> None:
     policy, critic = WritingTrainer(), WritingTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True), policy, [critic])
     broken = OSError(errno.EIO, "Input/output error")
@@ -381,7 +385,7 @@ async def test_what_failed_is_removed_once_no_trainer_writes_any_more(run: RunDi
         assert find_checkpoint(run.checkpoints_dir) == run.checkpoint_path(step)
 
 
-async def test_a_checkpoint_that_failed_unheard_keeps_none_from_being_written(
+async def test_checkpoint_a_checkpoint_that_failed_unheard_keeps_none_from_being_written(
     run: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = WritingTrainer()
@@ -394,7 +398,7 @@ async def test_a_checkpoint_that_failed_unheard_keeps_none_from_being_written(
     assert "step-000001' could not be written: Input/output error" in caplog.text
 
 
-async def test_an_old_checkpoint_that_cannot_be_removed_costs_a_warning(
+async def test_checkpoint_an_old_checkpoint_that_cannot_be_removed_costs_a_warning(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(path: Path) -> None:

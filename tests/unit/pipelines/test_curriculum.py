@@ -49,12 +49,12 @@ def group(domain: str, *solved: bool) -> Group:
     return Group(draw=draw, rollouts=rollouts)
 
 
-def test_shares_are_weights_times_4_p_of_1_minus_p_and_no_less_than_the_least() -> None:
+def test_curriculum_shares_are_weights_times_4_p_of_1_minus_p_and_no_less_than_the_least() -> None:
     assert shares(config(), {}) == {"a": 0.25, "b": 0.75}
     assert shares(config(), {"a": 0.25, "b": 1.0}) == pytest.approx({"a": 0.75 / 1.35, "b": 0.6 / 1.35})
 
 
-def test_averages_forget_and_what_was_not_played_has_none() -> None:
+def test_curriculum_averages_forget_and_what_was_not_played_has_none() -> None:
     state = AgenticState(data={})
     curriculum = config().curriculum
     assert curriculum is not None
@@ -64,7 +64,7 @@ def test_averages_forget_and_what_was_not_played_has_none() -> None:
     assert state.success_rates == {"a": 0.25 * 0.5 + 0.75}  # each of two episodes halves what was before
 
 
-def test_episodes_that_began_in_the_midst_of_a_success_say_nothing_of_how_hard_a_task_is() -> None:
+def test_curriculum_episodes_that_began_in_the_midst_of_a_success_say_nothing_of_how_hard_a_task_is() -> None:
     curriculum = config().curriculum
     assert curriculum is not None
     state = AgenticState(data={})
@@ -75,7 +75,7 @@ def test_episodes_that_began_in_the_midst_of_a_success_say_nothing_of_how_hard_a
     assert state.success_rates == {"a": 0.0}
 
 
-def test_draws_follow_the_shares_and_depend_on_nothing_else() -> None:
+def test_curriculum_draws_follow_the_shares_and_depend_on_nothing_else() -> None:
     state = AgenticState(data={}, success_rates={"a": 0.25, "b": 1.0})
     settings, others = config(), config(seed=1)
     drawn = [domain_of(settings, state, number) for number in range(4000)]
@@ -84,7 +84,7 @@ def test_draws_follow_the_shares_and_depend_on_nothing_else() -> None:
     assert drawn != [domain_of(others, state, number) for number in range(4000)]
 
 
-def test_a_curriculum_that_contradicts_itself_is_refused() -> None:
+def test_curriculum_a_curriculum_that_contradicts_itself_is_refused() -> None:
     with pytest.raises(ValueError, match="curriculum mixes environments, but there is one alone"):
         config(environments=[{"environment": "a"}])
     with pytest.raises(ValueError, match="domain_quotas keeps that as it is"):
@@ -95,7 +95,7 @@ def test_a_curriculum_that_contradicts_itself_is_refused() -> None:
         config(tracking={"record_rollouts": True})
 
 
-def test_what_hosts_need_is_checked() -> None:
+def test_curriculum_what_hosts_need_is_checked() -> None:
     with pytest.raises(ValueError, match="host http needs the url"):
         config(environments=[{"environment": "a", "host": "http"}, {"environment": "b"}])
     with pytest.raises(ValueError, match="url is of host http, but host is loop"):

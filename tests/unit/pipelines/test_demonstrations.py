@@ -87,7 +87,7 @@ def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
     return PromptDraw(draw_id=secret, prompt=prompt, token_ids=np.array([5, 6], np.int32))
 
 
-async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tiny_model: Path) -> None:
+async def test_demonstrations_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tiny_model: Path) -> None:
     parts = parts_of(tiny_model)
     (rollout,) = await shown(parts, [game(3, ("2", "3")), game(1, ())])
     renderer = parts.live.generation.renderer
@@ -104,7 +104,7 @@ async def test_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tin
     assert not rollout.logprobs.any() and (rollout.policy_versions == -1).all()
 
 
-async def test_what_was_replayed_to_a_group_is_shown_as_it_was_recorded(tiny_model: Path) -> None:
+async def test_demonstrations_what_was_replayed_to_a_group_is_shown_as_it_was_recorded(tiny_model: Path) -> None:
     parts = parts_of(tiny_model)
     (whole,) = await shown(parts, [game(3, ("2", "3"))])
     begun = replace(game(3, ("1",)), anchor=Anchor(trajectory=recorded(whole), num_turns=1))
@@ -118,20 +118,20 @@ async def test_what_was_replayed_to_a_group_is_shown_as_it_was_recorded(tiny_mod
     assert await shown(parts_of(tiny_model, weight=0.0), [begun]) == []
 
 
-async def test_an_expert_with_nothing_left_to_say_ends_its_episode_unfinished(tiny_model: Path) -> None:
+async def test_demonstrations_an_expert_with_nothing_left_to_say_ends_its_episode_unfinished(tiny_model: Path) -> None:
     (rollout,) = await shown(parts_of(tiny_model), [game(3, ("1",))])
     assert rollout.reward is not None and rollout.reward.value == 0.0
     assert not rollout.finished
 
 
 @pytest.mark.parametrize(("failures", "found"), [(1, 1), (2, 0)])
-async def test_a_verifier_that_stays_dead_costs_the_demonstration_alone(
+async def test_demonstrations_a_verifier_that_stays_dead_costs_the_demonstration_alone(
     tiny_model: Path, failures: int, found: int
 ) -> None:
     assert len(await shown(parts_of(tiny_model, failures=failures), [game(3, ("2", "3"))])) == found
 
 
-async def test_nothing_is_shown_where_imitation_weighs_nothing(tiny_model: Path) -> None:
+async def test_demonstrations_nothing_is_shown_where_imitation_weighs_nothing(tiny_model: Path) -> None:
     assert await shown(parts_of(tiny_model, weight=0.0), [game(3, ("2", "3"))]) == []
 
 
@@ -174,7 +174,7 @@ def advantages(batch: TrainingBatch) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("preset", PRESET_NAMES)
-def test_the_policys_own_advantages_are_as_without_the_demonstration(preset: str) -> None:
+def test_demonstrations_the_policys_own_advantages_are_as_without_the_demonstration(preset: str) -> None:
     algorithm = AlgorithmConfig.model_validate({"type": preset, "weights": {"difficulty": True, "length": True}})
     groups = [group(0, 1.0, 0.0, 0.5), group(1, 0.0, 1.0)]
     _, plain = learn_from(algorithm, groups)
@@ -184,7 +184,7 @@ def test_the_policys_own_advantages_are_as_without_the_demonstration(preset: str
     assert found == advantages(plain)
 
 
-def test_ipas_demonstration_weighs_its_own_discounted_return() -> None:
+def test_demonstrations_ipas_demonstration_weighs_its_own_discounted_return() -> None:
     algorithm = AlgorithmConfig.model_validate({"type": "ipa", "imitation": {"weight": 0.5}})
     _, batch = learn_from(algorithm, [group(0, 1.0, 0.0)], rollout(0, 2, 2.0, turns=2, expert=True))
     expert = batch.samples[-1]
@@ -193,7 +193,7 @@ def test_ipas_demonstration_weighs_its_own_discounted_return() -> None:
     assert expert.expert and not any(s.expert for s in batch.samples[:-1])
 
 
-def test_ipas_failures_are_negative_also_where_the_reward_comes_with_a_turn() -> None:
+def test_demonstrations_ipas_failures_are_negative_also_where_the_reward_comes_with_a_turn() -> None:
     def played(index: int, reward: float) -> Rollout:
         own = rollout(0, index, reward, turns=2)
         return replace(own, turns=(own.turns[0], replace(own.turns[1], reward=reward)))
@@ -209,14 +209,14 @@ def test_ipas_failures_are_negative_also_where_the_reward_comes_with_a_turn() ->
 
 
 @pytest.mark.parametrize("preset", ["grpo", "rebn", "ppo", "reinforce_pp"])
-def test_other_methods_do_not_discount_a_demonstration_by_token(preset: str) -> None:
+def test_demonstrations_other_methods_do_not_discount_a_demonstration_by_token(preset: str) -> None:
     algorithm = AlgorithmConfig.model_validate({"type": preset, "advantage": {"gamma": 0.5 if preset != "grpo" else 1}})
     _, batch = learn_from(algorithm, [group(0, 1.0, 0.0)], rollout(0, 2, 1.0, turns=2, expert=True))
     first = 0.5 if preset == "rebn" else 1.0  # rebn's discount is per turn
     assert advantages(batch)["0.2"] == pytest.approx([first, first, 1.0, 1.0])
 
 
-def test_a_group_that_is_filtered_still_has_its_demonstration_trained() -> None:
+def test_demonstrations_a_group_that_is_filtered_still_has_its_demonstration_trained() -> None:
     selection, batch = learn_from(
         AlgorithmConfig.model_validate({"type": "ipa"}), [group(0, 0.0, 0.0)], rollout(0, 2, 1.0, expert=True)
     )
@@ -225,25 +225,25 @@ def test_a_group_that_is_filtered_still_has_its_demonstration_trained() -> None:
 
 
 @pytest.mark.parametrize(("best", "trained"), [(0.0, True), (0.9, True), (1.0, False)])
-def test_what_the_policy_can_do_need_not_be_shown(best: float, trained: bool) -> None:
+def test_demonstrations_what_the_policy_can_do_need_not_be_shown(best: float, trained: bool) -> None:
     algorithm = AlgorithmConfig.model_validate({"type": "ipa", "imitation": {"when": "unsolved"}})
     selection, _ = learn_from(algorithm, [group(0, 0.0, best)], rollout(0, 2, 1.0, expert=True))
     assert [r.expert for r in selection.rollouts if r.expert] == [True] * trained
 
 
 @pytest.mark.parametrize("reward", [0.0, -1.0])
-def test_a_demonstration_without_a_reward_is_left_out(reward: float) -> None:
+def test_demonstrations_a_demonstration_without_a_reward_is_left_out(reward: float) -> None:
     selection, _ = learn_from(AlgorithmConfig(), [group(0, 1.0, -2.0)], rollout(0, 2, reward, expert=True))
     assert not any(r.expert for r in selection.rollouts)
 
 
-def test_shaping_holds_for_demonstrations_too() -> None:
+def test_demonstrations_shaping_holds_for_demonstrations_too() -> None:
     algorithm = AlgorithmConfig.model_validate({"reward": {"scale": 3.0, "shift": -1.0}})
     _, batch = learn_from(algorithm, [group(0, 1.0, 0.0)], rollout(0, 2, 1.0, expert=True))
     assert advantages(batch)["0.2"] == pytest.approx([2.0, 2.0])
 
 
-def test_imitation_with_anchor_states_discounts_a_demonstration_per_turn() -> None:
+def test_demonstrations_imitation_with_anchor_states_discounts_a_demonstration_per_turn() -> None:
     """Two turns of two tokens, with reward 1 at the end: 0.5 one turn before it."""
     algorithm = AlgorithmConfig.model_validate({"type": "gi_gpo", "advantage": {"gamma": 0.5}})
     assert algorithm.advantage.estimator == "anchor_state"

@@ -61,7 +61,7 @@ def taught(rollouts: list[Rollout], value: float) -> TrainingBatch:
     )
 
 
-def test_a_token_is_worth_the_log_ratio_of_teacher_to_student_and_its_rollouts_advantage() -> None:
+def test_distill_a_token_is_worth_the_log_ratio_of_teacher_to_student_and_its_rollouts_advantage() -> None:
     rollouts = [rollout(0, 0, [-1.0, -3.0], reward=1.0), rollout(0, 1, [-2.0], reward=0.0)]
     config = DistillationConfig(place="reward", coefficient=0.5, reward_weight=2.0)
     batch = with_advantages(taught(rollouts, -2.0), rollouts, config)
@@ -73,13 +73,13 @@ def test_a_token_is_worth_the_log_ratio_of_teacher_to_student_and_its_rollouts_a
     np.testing.assert_allclose(second, [0.0, 0.0, -own], atol=1e-6)
 
 
-def test_the_divergence_that_the_sampled_tokens_show_is_their_mean_log_ratio() -> None:
+def test_distill_the_divergence_that_the_sampled_tokens_show_is_their_mean_log_ratio() -> None:
     batch = taught([rollout(0, 0, [-1.0, -3.0]), rollout(0, 1, [-0.5])], -2.0)
     assert sampled_divergence(batch) == {"training/distill/divergence": pytest.approx((1.0 - 1.0 + 1.5) / 3)}
     assert sampled_divergence(build_batch([rollout(0, 0, [-1.0])], temperature=1.0, max_new_tokens=4)) == {}
 
 
-def test_every_rollout_is_scored_by_the_teacher_of_its_source_in_the_order_of_the_batch() -> None:
+def test_distill_every_rollout_is_scored_by_the_teacher_of_its_source_in_the_order_of_the_batch() -> None:
     rollouts = [rollout(0, 0, [-1.0], domain="a"), rollout(1, 0, [-1.0], domain="b"), rollout(2, 0, [-1.0], domain="a")]
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=4)
     first, second = Says(-1.0), Says(-2.0)
@@ -88,7 +88,7 @@ def test_every_rollout_is_scored_by_the_teacher_of_its_source_in_the_order_of_th
     assert (first.asked, second.asked) == (["0.0", "2.0"], ["1.0"])
 
 
-def test_a_teacher_that_has_nothing_to_score_is_not_asked() -> None:
+def test_distill_a_teacher_that_has_nothing_to_score_is_not_asked() -> None:
     rollouts = [rollout(0, 0, [-1.0], domain="a")]
     idle = Says(-2.0)
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=4)
@@ -96,7 +96,7 @@ def test_a_teacher_that_has_nothing_to_score_is_not_asked() -> None:
     assert idle.asked == []
 
 
-async def test_an_engine_teachers_log_probs_that_are_not_finite_name_the_engine() -> None:
+async def test_distill_an_engine_teachers_log_probs_that_are_not_finite_name_the_engine() -> None:
     async def logprobs(sequences: Sequence[Any]) -> list[np.ndarray]:
         return [np.where(np.arange(len(ids)) == 2, np.nan, -1.0).astype(np.float32) for ids in sequences]
 
@@ -106,7 +106,7 @@ async def test_an_engine_teachers_log_probs_that_are_not_finite_name_the_engine(
         await EngineTeacher(engine).forward(batch, ["logprobs"])
 
 
-def test_the_loss_is_what_the_configuration_says() -> None:
+def test_distill_the_loss_is_what_the_configuration_says() -> None:
     exact = distillation_loss(DistillationConfig(divergence="jsd", beta=0.1))
     assert isinstance(exact, DistillationLoss)
     assert (exact.divergence.kind, exact.divergence.beta) == ("jsd", 0.1)
@@ -116,7 +116,9 @@ def test_the_loss_is_what_the_configuration_says() -> None:
     assert distillation_loss(DistillationConfig(place="reward")).needs == Needs()
 
 
-def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(tmp_path: Path, tiny_model: Path) -> None:
+def test_distill_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
@@ -141,7 +143,7 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(tmp_
     assert any("another tokenizer" in problem for problem in roll.check(config).problems)
 
 
-def test_roll_check_counts_the_teachers_memory(tmp_path: Path, tiny_model: Path) -> None:
+def test_distill_roll_check_counts_the_teachers_memory(tmp_path: Path, tiny_model: Path) -> None:
     teacher = write_tiny_model(tmp_path / "teacher", seed=1)
     base = {
         "pipeline": "distill",

@@ -111,7 +111,7 @@ def by_hand(student: Path, teacher_of: dict[str, Path], batch: TrainingBatch, k:
 
 
 @pytest.mark.parametrize(("k", "weight"), [(1, 1.0), (8, 0.7), (VOCAB_SIZE, 1.0)])
-def test_kept_tokens_of_several_teachers_give_the_loss_of_plain_loops(
+def test_distill_offline_kept_tokens_of_several_teachers_give_the_loss_of_plain_loops(
     tmp_path: Path, tiny_model: Path, teachers: list[Path], k: int, weight: float
 ) -> None:
     who = [{"model": str(teachers[1]), "domains": ["long"]}, str(teachers[0])]
@@ -131,7 +131,7 @@ def test_kept_tokens_of_several_teachers_give_the_loss_of_plain_loops(
     assert student.measure(read, offline_loss(settings.distillation)).loss == found
 
 
-def test_the_whole_vocabulary_kept_is_the_exact_divergence(
+def test_distill_offline_the_whole_vocabulary_kept_is_the_exact_divergence(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
     kept = config(tmp_path, tiny_model, str(teachers[0]), num_top=VOCAB_SIZE)
@@ -151,7 +151,7 @@ def test_the_whole_vocabulary_kept_is_the_exact_divergence(
     assert 0 < nearly_equal.loss < 1e-3 * expected.loss
 
 
-def test_models_that_cannot_teach_are_refused_before_anything_starts(
+def test_distill_offline_models_that_cannot_teach_are_refused_before_anything_starts(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
     with pytest.raises(ConfigError, match=r"num_top is 300, but teacher\.model '.*' predicts 260 tokens: lower it"):
@@ -182,7 +182,7 @@ def test_models_that_cannot_teach_are_refused_before_anything_starts(
         ("t", {"weight": 0.0}, "greater than 0"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(
+def test_distill_offline_settings_that_do_not_fit_are_refused(
     tmp_path: Path, tiny_model: Path, teacher: Any, distillation: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):

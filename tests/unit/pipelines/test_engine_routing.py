@@ -37,7 +37,7 @@ def sample(tokens: list[int], said: list[float], experts: np.ndarray | None) -> 
     )  # fmt: skip
 
 
-def test_figures_by_hand() -> None:
+def test_router_replay_figures_by_hand() -> None:
     """One layer, two experts a token: the second token's second one differs, and the third token's are unknown."""
     engine = np.array([[[0, 1]], [[2, 3]], [[-1, -1]], [[-1, -1]]], np.int8)
     own = np.array([[[1, 0]], [[2, 1]], [[0, 1]], [[-1, -1]]], np.int16)
@@ -92,7 +92,7 @@ def distance(batch: TrainingBatch, logprobs: list[np.ndarray]) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_replay_brings_the_trainers_log_probs_nearer_to_the_engines(
+def test_router_replay_brings_the_trainers_log_probs_nearer_to_the_engines(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
     """An engine in bfloat16 and 32 experts: kernels round differently, and two or three in a hundred choices differ.

@@ -41,7 +41,7 @@ def group(draw_id: int, *results: RewardResult | str) -> Group:
     return Group(draw=draw, rollouts=tuple(rollouts))
 
 
-def test_shares_are_of_the_answers_that_a_verifier_was_asked_about() -> None:
+def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() -> None:
     boom = [f"a worker (process {7 + i}) is gone (prompt 'd/{i}')" for i in range(2)]
     groups = [group(0, boom[0], RIGHT, CUT, CUT), group(1, boom[1], LATE, CUT, "other")]
     found = failures_of(groups)
@@ -68,7 +68,7 @@ def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
 
 
 @pytest.mark.parametrize("index", [1, 2])
-def test_a_first_step_that_failed_altogether_stops_the_run_at_once(index: int) -> None:
+def test_failures_a_first_step_that_failed_altogether_stops_the_run_at_once(index: int) -> None:
     bad = Failures(asked=8, **{("failed", "timed_out")[index - 1]: 8})
     if index == 1:
         bad.causes["boom"] = 8
@@ -79,7 +79,7 @@ def test_a_first_step_that_failed_altogether_stops_the_run_at_once(index: int) -
     assert check_failures(AlarmsConfig(), [bad.counts], bad, first=False) == []  # one step is no window
 
 
-def test_an_outage_stops_the_run_in_its_first_step_and_a_trickle_does_not() -> None:
+def test_failures_an_outage_stops_the_run_in_its_first_step_and_a_trickle_does_not() -> None:
     good, outage, trickle = (8, 0, 0), (8, 8, 0), (8, 2, 0)
     assert steps(AlarmsConfig(), good, good, good, outage) == [4]  # 8 of 24 is above a quarter
     assert steps(AlarmsConfig(), *[trickle] * 20) == []  # just a quarter
@@ -88,19 +88,19 @@ def test_an_outage_stops_the_run_in_its_first_step_and_a_trickle_does_not() -> N
     assert steps(AlarmsConfig(infra_errors_above=None), *[outage] * 5) == []
 
 
-def test_time_outs_have_a_threshold_of_their_own() -> None:
+def test_failures_time_outs_have_a_threshold_of_their_own() -> None:
     assert steps(AlarmsConfig(), (8, 0, 7), (8, 0, 4), (8, 0, 2)) == [3]  # 13 of 24
     assert steps(AlarmsConfig(), (8, 0, 4), (8, 0, 4), (8, 0, 4)) == []
     assert steps(AlarmsConfig(timeouts_above=None), *[(8, 0, 8)] * 4) == []
 
 
-def test_who_wants_only_warnings_can_have_them() -> None:
+def test_failures_who_wants_only_warnings_can_have_them() -> None:
     bad = failures_of([group(0, "boom")])
     (alarm,) = check_failures(AlarmsConfig(stop_on=[]), [bad.counts], bad, first=True)
     assert not alarm.stops
 
 
-def test_a_step_without_answers_has_no_mean_reward_and_says_nothing_of_a_missing_signal() -> None:
+def test_failures_a_step_without_answers_has_no_mean_reward_and_says_nothing_of_a_missing_signal() -> None:
     groups = [group(0, "boom", "boom")]
     metrics = measures.rollout_metrics(groups)
     assert "reward/mean" not in metrics and "accuracy" not in metrics
@@ -109,11 +109,11 @@ def test_a_step_without_answers_has_no_mean_reward_and_says_nothing_of_a_missing
     assert check_alarms(config, {"reward/mean": 0.0, "data/groups_trained": 0.0}, {})[1]
 
 
-def test_an_evaluation_without_answers_measures_nothing() -> None:
+def test_failures_an_evaluation_without_answers_measures_nothing() -> None:
     assert measures.evaluation_metrics([group(0, "boom", "boom")]) == {"eval/num_answers": 0, "eval/infra_errors": 2}
 
 
-def test_the_score_follows_every_answer_and_accuracy_those_with_a_verdict() -> None:
+def test_failures_the_score_follows_every_answer_and_accuracy_those_with_a_verdict() -> None:
     mixed = measures.evaluation_metrics([group(0, RIGHT), group(1, FLOAT, FLOAT, FLOAT)])
     assert mixed["eval/accuracy"] == 1.0
     assert mixed["eval/judged_share"] == 0.25
@@ -124,7 +124,7 @@ def test_the_score_follows_every_answer_and_accuracy_those_with_a_verdict() -> N
     assert "eval/accuracy" not in graded and graded["eval/score"] == graded["eval/reward"] == 0.25
 
 
-def test_an_evaluation_says_every_part_of_a_reward_that_has_several() -> None:
+def test_failures_an_evaluation_says_every_part_of_a_reward_that_has_several() -> None:
     two = [RewardResult(value=1.0, components={"liked": 1.0, "watched": float(n)}) for n in (0, 1)]
     metrics = measures.evaluation_metrics([group(0, *two)])
     assert [v for k, v in metrics.items() if k.endswith("/reward/watched")] == [0.5]
@@ -132,7 +132,7 @@ def test_an_evaluation_says_every_part_of_a_reward_that_has_several() -> None:
     assert not [k for k in measures.evaluation_metrics([group(0, one)]) if "/reward/" in k]
 
 
-def test_retries_are_counted_and_the_first_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_retries_are_counted_and_the_first_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
     retries = Retries()
 
     def move(before: Any, after: RolloutState, detail: str = "") -> None:

@@ -95,7 +95,7 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-def test_every_file_is_uploaded_in_one_commit_to_a_private_repository(hub: Hub, model: Path) -> None:
+def test_hub_upload_every_file_is_uploaded_in_one_commit_to_a_private_repository(hub: Hub, model: Path) -> None:
     check_hub("me/model")
     assert upload(model, "me/model") == f"{hub.address}/me/model/commit/1234"
     assert hub.files == {path.name: path.read_bytes() for path in model.iterdir()}
@@ -105,7 +105,7 @@ def test_every_file_is_uploaded_in_one_commit_to_a_private_repository(hub: Hub, 
     assert hub.tokens == {"Bearer hf_ours"}
 
 
-def test_a_repository_is_public_only_where_that_is_asked_for(hub: Hub, model: Path) -> None:
+def test_hub_upload_a_repository_is_public_only_where_that_is_asked_for(hub: Hub, model: Path) -> None:
     upload(model, "me/model", public=True)
     assert hub.created[0].get("private", hub.created[0].get("visibility")) in (False, "public")
 
@@ -118,7 +118,9 @@ def test_a_repository_is_public_only_where_that_is_asked_for(hub: Hub, model: Pa
         (404, "there is no owner of 'me/model'"),
     ],
 )
-def test_a_refusal_says_what_to_mend_and_how_to_go_on(hub: Hub, model: Path, status: int, message: str) -> None:
+def test_hub_upload_a_refusal_says_what_to_mend_and_how_to_go_on(
+    hub: Hub, model: Path, status: int, message: str
+) -> None:
     hub.status = status
     with pytest.raises(HubError) as refused:
         upload(model, "me/model")
@@ -127,14 +129,16 @@ def test_a_refusal_says_what_to_mend_and_how_to_go_on(hub: Hub, model: Path, sta
     assert f"`hf upload me/model {model}`" in str(refused.value)
 
 
-def test_a_hub_that_does_not_answer_is_named(hub: Hub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_upload_a_hub_that_does_not_answer_is_named(hub: Hub, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.shutdown()
     hub.server_close()
     with pytest.raises(HubError, match=rf"{hub.address} does not answer \(\w*Error"):
         upload(model, "me/model")
 
 
-def test_what_cannot_work_is_refused_before_anything_is_written(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_upload_what_cannot_work_is_refused_before_anything_is_written(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("model", "me/model/x", "me/mo del", ""):
         with pytest.raises(HubError, match="is not the name of a repository on the hub: write owner/name"):
             check_hub(name)

@@ -58,27 +58,31 @@ def supervised(directory: Path, model: Path, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["always", "kills"])
-async def test_a_reward_that_always_fails_is_found_before_a_run(own: Path, name: str) -> None:
+async def test_check_fast_a_reward_that_always_fails_is_found_before_a_run(own: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="the reward of 'sums' does not work: "):
         await check_rewards(SandboxConfig(), [(source(type="python", function=f"{own}:{name}"), PROMPT)])
 
 
 @pytest.mark.parametrize("name", ["unless_right", "works"])
-async def test_a_reward_that_works_for_an_answer_is_not_refused(own: Path, name: str) -> None:
+async def test_check_fast_a_reward_that_works_for_an_answer_is_not_refused(own: Path, name: str) -> None:
     await check_rewards(SandboxConfig(), [(source(type="python", function=f"{own}:{name}"), PROMPT)])
 
 
-async def test_a_reward_that_takes_long_is_left_for_the_run(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_fast_a_reward_that_takes_long_is_left_for_the_run(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(preflight, "LONGEST_TRIAL_S", 0.5)
     await check_rewards(SandboxConfig(), [(source(type="python", function=f"{own}:never_answers"), PROMPT)])
 
 
-async def test_rewards_of_the_library_start_nothing_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_fast_rewards_of_the_library_start_nothing_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "LocalWorkerPool", None)
     await check_rewards(SandboxConfig(), [(source(type="math"), PROMPT)])
 
 
-async def test_a_sandbox_service_that_is_not_there_is_found_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_check_fast_a_sandbox_service_that_is_not_there_is_found_before_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_TOKEN", "roll_abc_def")
     entry = FileData(source="file", path="rows.jsonl", domain="sums", reward=[{"type": "code"}])  # type: ignore[list-item]
     prompt = Prompt(uid="sums/1", domain="sums", messages=(), metadata={"tests": [{"stdin": "", "stdout": ""}]})
@@ -86,7 +90,7 @@ async def test_a_sandbox_service_that_is_not_there_is_found_before_a_run(monkeyp
         await check_rewards(SandboxConfig(url="http://127.0.0.1:9"), [(entry, prompt)])
 
 
-def test_a_reward_that_always_fails_ends_a_run_before_its_roles_start(
+def test_check_fast_a_reward_that_always_fails_ends_a_run_before_its_roles_start(
     tmp_path: Path, tiny_model: Path, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.pipelines.online.opening.open_cluster", None)
@@ -105,7 +109,7 @@ def test_a_reward_that_always_fails_ends_a_run_before_its_roles_start(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_is_no_larger_than_it_is_expected_to_be(tmp_path: Path, tiny_model: Path) -> None:
+def test_check_fast_a_checkpoint_is_no_larger_than_it_is_expected_to_be(tmp_path: Path, tiny_model: Path) -> None:
     settings = supervised(tmp_path, tiny_model)
     expected = roll.check(settings).disk
     assert expected is not None
@@ -117,7 +121,7 @@ def test_a_checkpoint_is_no_larger_than_it_is_expected_to_be(tmp_path: Path, tin
 
 
 @pytest.mark.parametrize(("checkpoint", "number"), [({}, 1), ({"every_num_steps": 1}, 2)])
-def test_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
+def test_check_fast_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: dict[str, Any], number: int
 ) -> None:
     settings = supervised(tmp_path, tiny_model, checkpoint=checkpoint)
@@ -137,7 +141,7 @@ def test_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
+def test_check_fast_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(2, 2, 2**15))
@@ -159,7 +163,7 @@ def test_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
         ({"rollout": {"loop": "own_rewards.py:nothing"}}, "rollout loop 'own_rewards.py:nothing' is called with"),
     ],
 )
-def test_own_functions_that_cannot_be_used_are_named_by_a_check(
+def test_check_fast_own_functions_that_cannot_be_used_are_named_by_a_check(
     own: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
     own.write_text(OWN + "def nothing(): pass\nclass Kind:\n    def __init__(self, spec): pass\n")

@@ -22,7 +22,7 @@ def said(*logprobs: float) -> Rows:
     return rows_of(logprobs=np.array(logprobs, np.float32))
 
 
-def test_what_a_model_said_is_read_again_and_asked_for_once(tmp_path: Path) -> None:
+def test_teacher_output_store_what_a_model_said_is_read_again_and_asked_for_once(tmp_path: Path) -> None:
     first, second, longer = sample(0, [1, 2], [3, 4]), sample(1, [1, 2], [3, 5]), sample(2, [1], [2, 3, 4])
     kept = Kept(tmp_path)
     again = sample(7, [1, 2], [3, 4])  # the same tokens in another draw
@@ -36,7 +36,7 @@ def test_what_a_model_said_is_read_again_and_asked_for_once(tmp_path: Path) -> N
         assert found.of(second)["logprobs"].tolist() == [-6, -7]
 
 
-def test_rows_have_several_columns_of_several_widths(tmp_path: Path) -> None:
+def test_teacher_output_store_rows_have_several_columns_of_several_widths(tmp_path: Path) -> None:
     one = sample(0, [1], [2, 3])
     ids, logprobs = np.array([[4, 5, 6], [7, 8, 9]], np.uint16), np.log(np.array([[3, 2, 1], [6, 5, 4]], np.float32))
     Kept(tmp_path).add([one], [rows_of(token_ids=ids, logprobs=logprobs)])
@@ -47,7 +47,9 @@ def test_rows_have_several_columns_of_several_widths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", ["npz", "npy"])
-def test_damaged_files_are_asked_for_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str) -> None:
+def test_teacher_output_store_damaged_files_are_asked_for_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str
+) -> None:
     one, other = sample(0, [1], [2]), sample(1, [1], [3])
     kept = Kept(tmp_path)
     kept.add([one], [said(-1)])
@@ -63,7 +65,7 @@ def test_damaged_files_are_asked_for_again(tmp_path: Path, caplog: pytest.LogCap
     assert Kept(tmp_path).missing([one, other]) == []
 
 
-def test_runs_that_share_a_directory_add_to_each_other(tmp_path: Path) -> None:
+def test_teacher_output_store_runs_that_share_a_directory_add_to_each_other(tmp_path: Path) -> None:
     one, other = sample(0, [1], [2]), sample(1, [1], [3])
     here, there = Kept(tmp_path), Kept(tmp_path)
     here.add([one], [said(-1)])

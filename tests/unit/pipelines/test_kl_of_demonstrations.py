@@ -77,7 +77,7 @@ def learnt(rewards: Sequence[float], *, num_shown: int = 1, **algorithm: Any) ->
 
 
 @pytest.mark.parametrize("name", ["grpo", "ipa", "ppo", "asy_ppo", "reinforce_pp", "gi_gpo", "rebn"])
-def test_kl_in_the_reward_of_demonstrations_alone_measures_nothing(name: str) -> None:
+def test_imitation_kl_in_the_reward_of_demonstrations_alone_measures_nothing(name: str) -> None:
     kl = {"coefficient": 0.1, "place": "reward", "target": 0.01, "horizon": 1}
     filters = {"skip_zero_variance": True, "refill": False}
     learned, state = learnt([0.0, 0.0], type=name, kl=kl, filters=filters)
@@ -88,7 +88,7 @@ def test_kl_in_the_reward_of_demonstrations_alone_measures_nothing(name: str) ->
 
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 1 + 0.5)])
 @pytest.mark.parametrize("num_shown", [0, 1, 3])
-def test_kl_in_the_reward_is_measured_on_the_policys_own_tokens(
+def test_imitation_kl_in_the_reward_is_measured_on_the_policys_own_tokens(
     estimator: str, expected: float, num_shown: int
 ) -> None:
     kl = {"coefficient": 0.1, "estimator": estimator, "place": "reward", "target": 2 * expected, "horizon": 10}

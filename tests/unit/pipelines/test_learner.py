@@ -65,7 +65,7 @@ async def values_of(critic: Any, batch: TrainingBatch) -> list[Any]:
     return (await critic.forward(batch, ["values"]))["values"]
 
 
-def test_every_trainers_schedule_counts_its_own_updates(tiny_model: Path) -> None:
+def test_learner_every_trainers_schedule_counts_its_own_updates(tiny_model: Path) -> None:
     run = config(
         tiny_model,
         training={"warmup_steps": 2, "schedule": "cosine"},
@@ -79,12 +79,12 @@ def test_every_trainers_schedule_counts_its_own_updates(tiny_model: Path) -> Non
     assert policy.role == "policy" and critic.role == "critic"
 
 
-def test_one_update_a_step_is_the_schedule_of_the_configuration(tiny_model: Path) -> None:
+def test_learner_one_update_a_step_is_the_schedule_of_the_configuration(tiny_model: Path) -> None:
     run = config(tiny_model)
     assert policy_spec(run, tiny_model).schedule == Schedule.of(run.training)
 
 
-def test_only_the_policy_sends_weights_in_codes(tiny_model: Path) -> None:
+def test_learner_only_the_policy_sends_weights_in_codes(tiny_model: Path) -> None:
     run = config(tiny_model, type="ppo")
     assert policy_spec(run, tiny_model).quantization == "none"
     run = run.model_copy(update={"inference": InferenceConfig(quantization="fp8")})
@@ -93,14 +93,14 @@ def test_only_the_policy_sends_weights_in_codes(tiny_model: Path) -> None:
     assert critic_specs(run, tiny_model)[0].quantization == "none"
 
 
-def test_critics_are_there_only_where_the_algorithm_uses_them(tiny_model: Path) -> None:
+def test_learner_critics_are_there_only_where_the_algorithm_uses_them(tiny_model: Path) -> None:
     assert critic_specs(config(tiny_model), tiny_model) == []
     two = critic_specs(config(tiny_model, type="asy_ppo"), tiny_model)
     assert [spec.role for spec in two] == ["critic", "critic"]
     assert len({spec.seed for spec in two}) == 2
 
 
-def test_a_reference_is_started_only_where_the_policy_cannot_be_it(tiny_model: Path) -> None:
+def test_learner_a_reference_is_started_only_where_the_policy_cannot_be_it(tiny_model: Path) -> None:
     assert reference_specs(config(tiny_model), tiny_model) == []
     (spec,) = reference_specs(config(tiny_model, kl=PENALTY), tiny_model)
     assert spec.role == "reference"
@@ -111,7 +111,9 @@ def test_a_reference_is_started_only_where_the_policy_cannot_be_it(tiny_model: P
     assert not policy_spec(config(tiny_model, kl=PENALTY), tiny_model).holds_reference
 
 
-def test_a_critics_backbone_is_the_policys_model_or_one_with_its_tokens(tiny_model: Path, tmp_path: Path) -> None:
+def test_learner_a_critics_backbone_is_the_policys_model_or_one_with_its_tokens(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     assert critic_path(config(tiny_model, type="ppo"), tiny_model) == tiny_model
     smaller = write_tiny_model(tmp_path / "smaller", layers=1)
     run = config(tiny_model, type="ppo", critic={"model": str(smaller)})
@@ -124,7 +126,9 @@ def test_a_critics_backbone_is_the_policys_model_or_one_with_its_tokens(tiny_mod
         critic_path(run, tiny_model)
 
 
-async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_path: Path, tiny_model: Path) -> None:
+async def test_learner_a_critic_smaller_than_the_policy_learns_in_its_own_thread(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     smaller = write_tiny_model(tmp_path / "smaller", layers=1)
     run = config(tiny_model, type="ppo", critic={"model": str(smaller), "learning_rate": 1e-2, "value_clip": None})
     (spec,) = critic_specs(run, smaller)
@@ -148,7 +152,9 @@ async def test_a_critic_smaller_than_the_policy_learns_in_its_own_thread(tmp_pat
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
-async def test_the_reference_stays_where_the_policy_began(tiny_model: Path, lora: dict[str, Any] | None) -> None:
+async def test_learner_the_reference_stays_where_the_policy_began(
+    tiny_model: Path, lora: dict[str, Any] | None
+) -> None:
     run = config(tiny_model, kl=PENALTY, lora=lora, training={"learning_rate": 0.02})
     cluster = LocalCluster()
     policy = await cluster.start_trainer(policy_spec(run, tiny_model), "actor_train")
@@ -169,12 +175,12 @@ async def test_the_reference_stays_where_the_policy_began(tiny_model: Path, lora
             await trainer.close()
 
 
-def test_for_the_full_divergence_nothing_brings_log_probs(tiny_model: Path) -> None:
+def test_learner_for_the_full_divergence_nothing_brings_log_probs(tiny_model: Path) -> None:
     run = config(tiny_model, kl={**PENALTY, "estimator": "full"}, lora={"rank": 2})
     assert reference_of(run, None, []) is None  # type: ignore[arg-type]  # not looked at
 
 
-def test_specs_travel_as_plain_data(tiny_model: Path) -> None:
+def test_learner_specs_travel_as_plain_data(tiny_model: Path) -> None:
     import pickle
 
     for spec in critic_specs(config(tiny_model, type="asy_ppo"), tiny_model):

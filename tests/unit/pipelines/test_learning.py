@@ -57,7 +57,7 @@ def group(draw_id: int, rewards: list[float | None], length: int = 2) -> Group:
     return Group(draw=draw, rollouts=tuple(rollouts))
 
 
-def test_rewards_one_and_zero_get_opposite_advantages() -> None:
+def test_learning_rewards_one_and_zero_get_opposite_advantages() -> None:
     chosen = select([group(0, [1.0, 0.0])], GRPO)
     # mean 0.5, unbiased standard deviation 1/sqrt(2): (1 - 0.5) / 0.70711 = 0.70711
     found = advantages(chosen)
@@ -65,20 +65,20 @@ def test_rewards_one_and_zero_get_opposite_advantages() -> None:
     assert found["0.1"] == pytest.approx([-0.70711] * 2, abs=1e-4)
 
 
-def test_a_group_of_equal_rewards_is_filtered_and_counted() -> None:
+def test_learning_a_group_of_equal_rewards_is_filtered_and_counted() -> None:
     chosen = select([group(0, [1.0, 1.0]), group(1, [0.0, 1.0])], GRPO)
     assert {r.draw_id for r in chosen.rollouts} == {1}
     assert chosen.fates[0] == (Fate.FILTERED, "zero variance: every reward is 1")
     assert sorted(fate for fate, _ in chosen.fates.values()) == [Fate.FILTERED, Fate.TRAINED]
 
 
-def test_equal_groups_are_trained_where_the_filter_is_off() -> None:
+def test_learning_equal_groups_are_trained_where_the_filter_is_off() -> None:
     algorithm = AlgorithmConfig.model_validate({"filters": {"skip_zero_variance": False}})
     chosen = select([group(0, [1.0, 1.0])], algorithm)
     assert advantages(chosen, algorithm) == {"0.0": [0.0, 0.0], "0.1": [0.0, 0.0]}
 
 
-def test_gigpo_learns_from_two_rollouts_that_both_win_one_of_them_sooner() -> None:
+def test_learning_gigpo_learns_from_two_rollouts_that_both_win_one_of_them_sooner() -> None:
     won = group(0, [1.0, 1.0], length=2)
     turns = [(Turn(start=0, end=2, reward=1.0, state="s"),),
              (Turn(start=0, end=1, state="s"), Turn(start=1, end=2, reward=1.0, state="t"))]  # fmt: skip
@@ -92,20 +92,20 @@ def test_gigpo_learns_from_two_rollouts_that_both_win_one_of_them_sooner() -> No
     assert found["0.1"] == pytest.approx([-0.7071, 0.0], abs=1e-4)
 
 
-def test_what_infrastructure_failed_is_in_no_baseline() -> None:
+def test_learning_what_infrastructure_failed_is_in_no_baseline() -> None:
     with_failure = select([group(0, [1.0, None, 0.0])], GRPO)
     without = select([group(0, [1.0, 0.0])], GRPO)
     assert sorted(advantages(with_failure).values()) == sorted(advantages(without).values())
     assert "0.1" not in advantages(with_failure)
 
 
-def test_a_group_in_which_all_failed_has_failed_with_its_cause() -> None:
+def test_learning_a_group_in_which_all_failed_has_failed_with_its_cause() -> None:
     chosen = select([group(0, [None, None])], GRPO)
     assert chosen.rollouts == ()
     assert chosen.fates == {0: (Fate.FAILED, "engine lost")}
 
 
-def test_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learning_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def shape(rollout: Rollout, **settings: Any) -> ShapedRollout:
@@ -120,7 +120,7 @@ def test_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypatch: pyte
     assert asked == ["0.0", "0.1", "0.2", "1.0", "1.1"]
 
 
-def test_every_draw_gets_a_fate_in_the_ledger() -> None:
+def test_learning_every_draw_gets_a_fate_in_the_ledger() -> None:
     groups = [group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [None])]
     ledger = DataLedger()
     ledger.open([g.draw for g in groups], step=1)
@@ -139,7 +139,7 @@ def test_every_draw_gets_a_fate_in_the_ledger() -> None:
         ("length", "wrong", 0.7),
     ],
 )
-def test_format_penalty_is_paid_by_an_answer_that_did_not_end(
+def test_learning_format_penalty_is_paid_by_an_answer_that_did_not_end(
     finish_reason: Any, verdict: str, expected: float
 ) -> None:
     algorithm = AlgorithmConfig.model_validate({"reward": {"format_penalty": 0.3}})
@@ -148,7 +148,7 @@ def test_format_penalty_is_paid_by_an_answer_that_did_not_end(
     assert shaped_rollout(cut, algorithm, max_new_tokens=8).episode.total == pytest.approx(expected)
 
 
-def test_top_variance_is_of_what_groups_are_judged_by() -> None:
+def test_learning_top_variance_is_of_what_groups_are_judged_by() -> None:
     """By accuracy group 0 varies and group 1 does not; by the reward that is trained it is the other way round."""
     groups = [group(0, [0.5, 0.4]), group(1, [9.0, -9.0])]
     verdicts = [(True, False), (True, True)]
@@ -166,7 +166,7 @@ def test_top_variance_is_of_what_groups_are_judged_by() -> None:
     assert {d: fate for d, (fate, _) in select(judged, by_reward).fates.items()} == {0: Fate.FILTERED, 1: Fate.TRAINED}
 
 
-def test_difficulty_weights_of_mean_rewards_outside_0_and_1_are_those_of_the_bounds() -> None:
+def test_learning_difficulty_weights_of_mean_rewards_outside_0_and_1_are_those_of_the_bounds() -> None:
     """Without verdicts the accuracy is the mean reward: 3, -2 and 0.5 count as 1, 0 and 0.5."""
     algorithm = AlgorithmConfig.model_validate({
         "weights": {"difficulty": True}, "advantage": {"mean": "none", "std": "none"},

@@ -65,7 +65,7 @@ def without_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("role", ["sft", "rlvr", "critic", "teacher", "reference", "online teacher"])
-def test_check_refuses_model_directories(tiny_model: Path, tmp_path: Path, role: str, num_ranks: int):
+def test_model_directories_check_refuses_model_directories(tiny_model: Path, tmp_path: Path, role: str, num_ranks: int):
     for number, (kind, (_, message)) in enumerate(REFUSED.items()):
         directory = make_directory(kind, tiny_model, tmp_path / str(number))
         settings = settings_of(role, directory, tiny_model, tmp_path)
@@ -78,14 +78,16 @@ def test_check_refuses_model_directories(tiny_model: Path, tmp_path: Path, role:
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_check_accepts_model_directories_of_the_same_model(tiny_model: Path, tmp_path: Path, kind: str):
+def test_model_directories_check_accepts_model_directories_of_the_same_model(
+    tiny_model: Path, tmp_path: Path, kind: str
+):
     directory = make_directory(kind, tiny_model, tmp_path / "model")
     plain, own = (check(settings_of("rlvr", model, tiny_model, tmp_path)) for model in (tiny_model, directory))
     assert own.problems == []
     assert own.model == plain.model
 
 
-def test_check_accepts_a_quantized_judge_where_vllm_serves_it(
+def test_model_directories_check_accepts_a_quantized_judge_where_vllm_serves_it(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     directory = make_directory(QUANTIZED[0], tiny_model, tmp_path / "model")

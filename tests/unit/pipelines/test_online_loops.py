@@ -102,7 +102,7 @@ def answers(batch: TrainingBatch) -> list[int]:
     return [int(sample.token_ids[-1]) for sample in batch.samples]
 
 
-def test_the_best_answers_are_imitated_at_the_temperature_that_wrote_them() -> None:
+def test_online_loops_the_best_answers_are_imitated_at_the_temperature_that_wrote_them() -> None:
     groups = group(1, "a", 0.5, 1.0, 0.9, 0.0), group(2, "b", 0.1, 0.2, 0.3, 0.0), group(3, "a", 0.0, 0.0, 0.6, 0.0)
     rejection = {"keep": 2, "min_reward": 0.5, "aggregation": "sequence_mean"}
     policy = after_a_step(rejection_objective.objective, "rejection_sampling", *groups, rejection=rejection)
@@ -111,7 +111,7 @@ def test_the_best_answers_are_imitated_at_the_temperature_that_wrote_them() -> N
     assert policy.loss == LikelihoodLoss(aggregation="sequence_mean")
 
 
-def test_every_pair_is_a_unit_of_a_better_and_a_worse_answer_with_what_the_reference_says() -> None:
+def test_online_loops_every_pair_is_a_unit_of_a_better_and_a_worse_answer_with_what_the_reference_says() -> None:
     groups = group(1, "a", 0.0, 1.0, 0.75, 0.9), group(2, "b", 0.2, 0.2, 0.2, 0.2), group(3, "a", 0.8, 0.0, 0.2, 0.0)
     pairing = {"type": "all", "min_difference": 0.7}
     policy = after_a_step(
@@ -127,7 +127,7 @@ def test_every_pair_is_a_unit_of_a_better_and_a_worse_answer_with_what_the_refer
 
 
 @pytest.mark.parametrize("place", ["loss", "reward"])
-def test_every_answer_learns_from_the_teacher_of_its_source_at_its_temperature(place: str) -> None:
+def test_online_loops_every_answer_learns_from_the_teacher_of_its_source_at_its_temperature(place: str) -> None:
     teacher = [{"model": "first", "domains": ["b"]}, {"model": "second"}]
     groups = group(1, "a", 0.0, 1.0, 0.0, 0.0), group(2, "b", 0.0, 0.0, 0.0, 0.0)
     teachers = [Says(-2.0), Says(-5.0)] if place == "reward" else []

@@ -29,14 +29,14 @@ def sample(draw: int, asked: list[int], answer: list[int]) -> TrainingSample:
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.compares_pairs])
-def test_every_method_is_a_loss_that_needs_a_reference_where_it_says_so(name: str) -> None:
+def test_preference_every_method_is_a_loss_that_needs_a_reference_where_it_says_so(name: str) -> None:
     section = PreferenceSection.model_validate({"type": name})
     loss = preference_loss(section)
     assert loss.against_reference == section.method.uses_reference
     assert loss.needs.whole_units
 
 
-def test_methods_are_as_their_papers_have_them() -> None:
+def test_preference_methods_are_as_their_papers_have_them() -> None:
     def of(**settings: object) -> PreferenceLoss:
         return preference_loss(PreferenceSection.model_validate(settings))
 
@@ -48,7 +48,7 @@ def test_methods_are_as_their_papers_have_them() -> None:
     assert of(type="orpo").likelihood == 1.0
 
 
-def test_a_setting_that_means_nothing_to_a_method_is_refused() -> None:
+def test_preference_a_setting_that_means_nothing_to_a_method_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"`margin` means nothing to orpo, whose settings are beta, likelihood"):
         PreferenceSection.model_validate({"type": "orpo", "margin": 0.5})
     with pytest.raises(ValidationError, match="simpo needs no reference"):
@@ -57,7 +57,7 @@ def test_a_setting_that_means_nothing_to_a_method_is_refused() -> None:
         preference_loss(PreferenceSection(type="exo", label_smoothing=0.0))
 
 
-def test_every_prompt_gets_the_answer_before_it() -> None:
+def test_preference_every_prompt_gets_the_answer_before_it() -> None:
     batch = [sample(0, [1, 2], [3]), sample(1, [4], [5, 6]), sample(2, [7, 8, 9], [10])]
     others = with_other_answers(batch, None)
     assert [s.token_ids.tolist() for s in others] == [[1, 2, 10], [4, 3], [7, 8, 9, 5, 6]]
@@ -66,7 +66,7 @@ def test_every_prompt_gets_the_answer_before_it() -> None:
     assert with_other_answers(batch[:1], None) == ()
 
 
-def test_kto_measures_how_far_answers_to_other_prompts_have_come_from_the_reference() -> None:
+def test_preference_kto_measures_how_far_answers_to_other_prompts_have_come_from_the_reference() -> None:
     """log ratios of the answers to other prompts: 0.5 for each of their tokens, 1, 1 and 2 of them."""
 
     class Policy:
@@ -85,14 +85,14 @@ def test_kto_measures_how_far_answers_to_other_prompts_have_come_from_the_refere
     assert asyncio.run(objective.loss(batch[:1])).reference_point == 0.0  # type: ignore[attr-defined]
 
 
-def test_answers_do_not_hide_what_pairs_say() -> None:
+def test_preference_answers_do_not_hide_what_pairs_say() -> None:
     learnt = {"eval/loss": 0.5, "eval/accuracy": 0.9}
     found = beside_answers(learnt, {"eval/accuracy": 0.25, "eval/score": 0.25})
     assert found == {"eval/loss": 0.5, "eval/examples/accuracy": 0.9, "eval/accuracy": 0.25, "eval/score": 0.25}
     assert beside_answers(learnt, {}) == learnt
 
 
-def test_held_out_accuracy_carries_its_pairs_and_its_interval() -> None:
+def test_preference_held_out_accuracy_carries_its_pairs_and_its_interval() -> None:
     pair = [sample(i, [1], [2, 3]) for i in range(2)]
     measured = StepResult(loss=0.7, num_tokens=4, num_loss_tokens=4, metrics={"preference/accuracy": 0.5})
     found = held_out_metrics(measured, TrainingBatch(samples=tuple(pair)))

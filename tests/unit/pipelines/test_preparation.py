@@ -41,18 +41,18 @@ def game(model: Path, num_turns: int, **inference: Any) -> RLVRConfig:
 
 
 @pytest.mark.parametrize("num_turns", [1, 2, 5])
-def test_engines_hold_every_turn_and_the_observations_between_them(model: Path, num_turns: int) -> None:
+def test_preparation_engines_hold_every_turn_and_the_observations_between_them(model: Path, num_turns: int) -> None:
     material = prepare(game(model, num_turns))
     assert material.data.longest_prompt is not None
     assert material.max_context == material.data.longest_prompt + 8 * num_turns + OBSERVATION * (num_turns - 1)
 
 
-def test_a_context_that_the_user_chose_is_kept_also_where_not_all_turns_fit(model: Path) -> None:
+def test_preparation_a_context_that_the_user_chose_is_kept_also_where_not_all_turns_fit(model: Path) -> None:
     enough = prepare(game(model, 3)).max_context
     assert prepare(game(model, 3, max_context=enough - 1)).max_context == enough - 1
 
 
-def test_no_text_may_be_so_long_that_others_are_turned_otherwise(model: Path, tmp_path: Path) -> None:
+def test_preparation_no_text_may_be_so_long_that_others_are_turned_otherwise(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "model")
     settings = json.loads((model / "config.json").read_text())
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
@@ -63,7 +63,7 @@ def test_no_text_may_be_so_long_that_others_are_turned_otherwise(model: Path, tm
         prepare(game(tmp_path / "model", 3, max_context=limit + 1))
 
 
-def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(model: Path) -> None:
+def test_preparation_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(model: Path) -> None:
     settings = game(model, 1).model_dump(mode="json")
     reward = {"type": "python", "function": "there/rewards.py:good"}
     settings["data"] = [{"source": "arithmetic", "reward": reward}]
@@ -71,7 +71,7 @@ def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(
         prepare(RLVRConfig.model_validate(settings))
 
 
-def test_experts_in_one_tensor_cannot_go_to_engines_in_8_bits(model: Path, tmp_path: Path) -> None:
+def test_preparation_experts_in_one_tensor_cannot_go_to_engines_in_8_bits(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "model")
     save_file({"model.layers.0.mlp.experts.up": np.zeros((2, 3, 4))}, tmp_path / "model" / "extra.safetensors")
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "first.safetensors")

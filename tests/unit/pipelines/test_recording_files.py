@@ -157,7 +157,7 @@ def plain(value: object) -> object:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(step=recorded_steps())
-def test_a_step_is_read_as_it_was_written_to_the_last_bit(tmp_path: Path, step: RecordedStep) -> None:
+def test_recording_a_step_is_read_as_it_was_written_to_the_last_bit(tmp_path: Path, step: RecordedStep) -> None:
     truncate_recording(tmp_path / "recording", -1)
     writer = RecordingWriter(tmp_path / "recording")
     writer.begin(session())
@@ -167,7 +167,7 @@ def test_a_step_is_read_as_it_was_written_to_the_last_bit(tmp_path: Path, step: 
     assert plain(recording.read(1)) == plain(step)
 
 
-def test_a_rollout_has_no_field_that_is_not_recorded() -> None:
+def test_recording_a_rollout_has_no_field_that_is_not_recorded() -> None:
     columns = set(schemas()["rollouts"].names)
     kept = {"prompt": "groups", "reward": "columns of its own", "expert": "purpose"}
     kept["replayed"] = "nowhere: rollouts of agentic runs alone have it, and those are refused"
@@ -180,7 +180,7 @@ def test_a_rollout_has_no_field_that_is_not_recorded() -> None:
     assert {field.name for field in dataclasses.fields(Turn)} == {turns.field(i).name for i in range(4)}
 
 
-def test_a_recording_refuses_rollouts_with_media() -> None:
+def test_recording_a_recording_refuses_rollouts_with_media() -> None:
     """Nothing makes them yet; without their pictures they would be other rollouts."""
     step = small(0)
     (group,) = step.groups
@@ -223,7 +223,7 @@ def recorded(directory: Path, num_steps: int) -> Path:
     return directory / "recording"
 
 
-def test_a_recording_is_cut_back_to_the_checkpoint_and_goes_on(tmp_path: Path) -> None:
+def test_recording_a_recording_is_cut_back_to_the_checkpoint_and_goes_on(tmp_path: Path) -> None:
     directory = recorded(tmp_path, 5)
     with (directory / "index.jsonl").open("ab") as index:
         index.write(b'{"kind":"step","step":6,"fi')  # killed in the middle
@@ -242,7 +242,7 @@ def test_a_recording_is_cut_back_to_the_checkpoint_and_goes_on(tmp_path: Path) -
     assert [s.number for s in recording.used_sessions()] == [1, 2]
 
 
-def test_a_session_that_recorded_nothing_is_not_used(tmp_path: Path) -> None:
+def test_recording_a_session_that_recorded_nothing_is_not_used(tmp_path: Path) -> None:
     directory = recorded(tmp_path, 2)
     writer = RecordingWriter(directory)
     writer.begin(session(2, step=2))
@@ -251,7 +251,7 @@ def test_a_session_that_recorded_nothing_is_not_used(tmp_path: Path) -> None:
     assert [s.number for s in Recording.open(tmp_path).used_sessions()] == [1, 3]
 
 
-def test_a_torn_line_at_the_end_was_never_recorded(tmp_path: Path) -> None:
+def test_recording_a_torn_line_at_the_end_was_never_recorded(tmp_path: Path) -> None:
     directory = recorded(tmp_path, 2)
     index = directory / "index.jsonl"
     index.write_bytes(index.read_bytes()[:-5])
@@ -259,7 +259,7 @@ def test_a_torn_line_at_the_end_was_never_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [10, 3000, -12, -2])
-def test_a_damaged_byte_is_named_with_its_file_and_place(tmp_path: Path, at: int) -> None:
+def test_recording_a_damaged_byte_is_named_with_its_file_and_place(tmp_path: Path, at: int) -> None:
     path = recorded(tmp_path, 2) / "step-000002" / "rollouts.parquet"
     content = bytearray(path.read_bytes())
     content[at] ^= 1
@@ -271,7 +271,7 @@ def test_a_damaged_byte_is_named_with_its_file_and_place(tmp_path: Path, at: int
         recording.read(2)
 
 
-def test_a_file_that_is_cut_off_or_missing_is_named_before_it_is_read(tmp_path: Path) -> None:
+def test_recording_a_file_that_is_cut_off_or_missing_is_named_before_it_is_read(tmp_path: Path) -> None:
     directory = recorded(tmp_path, 3)
     path = directory / "step-000003" / "moves.parquet"
     path.write_bytes(path.read_bytes()[:100])
@@ -283,7 +283,7 @@ def test_a_file_that_is_cut_off_or_missing_is_named_before_it_is_read(tmp_path: 
         recording.read(3)
 
 
-def test_a_malformed_line_is_named_with_its_place(tmp_path: Path) -> None:
+def test_recording_a_malformed_line_is_named_with_its_place(tmp_path: Path) -> None:
     index = recorded(tmp_path, 2) / "index.jsonl"
     lines = index.read_bytes().splitlines(keepends=True)
     index.write_bytes(lines[0] + b"{nonsense}\n" + lines[2])
@@ -305,7 +305,7 @@ def test_a_malformed_line_is_named_with_its_place(tmp_path: Path) -> None:
         '{"kind": "step"}',
     ],
 )
-def test_a_hostile_line_stops_reading_and_cutting_back_with_its_place(tmp_path: Path, line: str) -> None:
+def test_recording_a_hostile_line_stops_reading_and_cutting_back_with_its_place(tmp_path: Path, line: str) -> None:
     """Cut back in spite of it, the recording would lose steps that the line may have named."""
     index = recorded(tmp_path, 2) / "index.jsonl"
     before = index.read_bytes().splitlines(keepends=True)
@@ -332,7 +332,7 @@ def test_a_hostile_line_stops_reading_and_cutting_back_with_its_place(tmp_path: 
         ("rollouts", lambda table: table.set_column(8, "text", pa.array([None], pa.string())), "text .* has nulls"),
     ],
 )
-def test_a_step_that_roll_never_writes_is_refused(
+def test_recording_a_step_that_roll_never_writes_is_refused(
     tmp_path: Path, name: str, change: Callable[[Any], Any], words: str
 ) -> None:
     """Its checksums are right: whoever changed it wrote them anew."""
@@ -349,7 +349,7 @@ def test_a_step_that_roll_never_writes_is_refused(
         Recording.open(tmp_path).read(1)
 
 
-def test_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path: Path) -> None:
+def test_recording_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no recording .* tracking\.record_rollouts=true"):
         Recording.open(tmp_path)
     directory = recorded(tmp_path, 1)
@@ -362,7 +362,7 @@ def test_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path: Path) -> 
         Recording.open(tmp_path)
 
 
-def test_the_work_of_answers_is_found_by_their_names() -> None:
+def test_recording_the_work_of_answers_is_found_by_their_names() -> None:
     requests = (
         Request("train-2.0", "e", 1.0, 1.5, 3.0, 3, 5, "stop"),
         Request("train-2.0.t1", "e", 3.75, 4.0, 5.0, 9, 2, "length"),

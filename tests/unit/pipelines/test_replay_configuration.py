@@ -30,7 +30,9 @@ def recorded(directory: Path, **changes: Any) -> Path:
     return path
 
 
-def test_a_replay_lies_beside_its_run_and_records_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_config_a_replay_lies_beside_its_run_and_records_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = recorded(tmp_path)
     config = load_replay_config(run)
     assert config.run_dir == tmp_path / "runs" / "x-replay"
@@ -42,7 +44,9 @@ def test_a_replay_lies_beside_its_run_and_records_nothing(tmp_path: Path, monkey
     assert load_replay_config(".").run_dir == tmp_path / "runs" / "x-replay"
 
 
-def test_another_algorithm_leaves_the_old_presets_keys_behind_and_keeps_the_users_own(tmp_path: Path) -> None:
+def test_replay_config_another_algorithm_leaves_the_old_presets_keys_behind_and_keeps_the_users_own(
+    tmp_path: Path,
+) -> None:
     own = {"type": "dapo", "kl": {"coefficient": 0.125}, "gate": {"type": "min_clip", "low": 0.1, "high": 0.28}}
     run = recorded(tmp_path, algorithm=own)
     before = load_config(run / "config.yaml").algorithm
@@ -66,14 +70,16 @@ def test_another_algorithm_leaves_the_old_presets_keys_behind_and_keeps_the_user
         ("rollout", "model=other", r"model\.path: recorded 'smollm2-135m-instruct', now 'other'"),
     ],
 )
-def test_what_a_recording_has_decided_cannot_change(tmp_path: Path, only: Any, override: str, what: str) -> None:
+def test_replay_config_what_a_recording_has_decided_cannot_change(
+    tmp_path: Path, only: Any, override: str, what: str
+) -> None:
     run = recorded(tmp_path)
     config = load_replay_config(run, [override], only=only)
     with pytest.raises(ConfigError, match=what):
         check_replayable(config, resolved(load_config(run / "config.yaml")))
 
 
-def test_what_makes_the_difference_may_change(tmp_path: Path) -> None:
+def test_replay_config_what_makes_the_difference_may_change(tmp_path: Path) -> None:
     run = recorded(tmp_path)
     before = resolved(load_config(run / "config.yaml"))
     learning = load_replay_config(run, ["algorithm.type=gspo", "training.learning_rate=1e-3"])
@@ -86,7 +92,7 @@ def test_what_makes_the_difference_may_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "override"), [("tracking", ""), ("algorithm", "algorithm.type=gspo")])
-def test_a_recorded_section_that_is_none_is_named(tmp_path: Path, section: str, override: str) -> None:
+def test_replay_config_a_recorded_section_that_is_none_is_named(tmp_path: Path, section: str, override: str) -> None:
     run = recorded(tmp_path)
     tree = resolved(load_config(run / "config.yaml"))
     (run / "config.yaml").write_text(json.dumps({**tree, section: 3}))
@@ -94,7 +100,7 @@ def test_a_recorded_section_that_is_none_is_named(tmp_path: Path, section: str, 
         load_replay_config(run, [override] if override else [])
 
 
-def test_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_config_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RunDirectoryError, match=r"is not a run: it has no config\.yaml"):
         load_replay_config(tmp_path)
     assert command(["replay", str(tmp_path)]) == 2

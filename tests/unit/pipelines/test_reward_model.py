@@ -22,13 +22,15 @@ def config(**section: Any) -> RewardModelConfig:
     })  # fmt: skip
 
 
-def test_the_loss_is_the_configured_one() -> None:
+def test_reward_model_the_loss_is_the_configured_one() -> None:
     assert loss_of(config(centring=0.3).reward_model) == BradleyTerryLoss(centring=0.3)
     assert loss_of(config(loss="regression").reward_model) == RegressionLoss()
 
 
 @pytest.mark.parametrize(("loss", "kind"), [("bradley_terry", "pair"), ("regression", "scored")])
-def test_the_check_reads_the_rows_that_training_reads(monkeypatch: pytest.MonkeyPatch, loss: str, kind: str) -> None:
+def test_reward_model_the_check_reads_the_rows_that_training_reads(
+    monkeypatch: pytest.MonkeyPatch, loss: str, kind: str
+) -> None:
     seen: dict[str, Any] = {}
     monkeypatch.setattr(check, "look", lambda config, **settings: seen.update(settings))
     check.inspect(config(loss=loss))

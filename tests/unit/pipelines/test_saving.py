@@ -58,7 +58,7 @@ async def nothing_runs() -> None:
     pass
 
 
-async def test_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
+async def test_checkpoint_save_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
     for made, saved in (
         (parts(7, 0), [7]),
         (parts(7, 7), []),  # nothing was learnt since the session began
@@ -69,7 +69,9 @@ async def test_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
         assert made.checkpointer.saved == saved
 
 
-async def test_a_run_that_trained_nothing_saves_nothing_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_checkpoint_save_a_run_that_trained_nothing_saves_nothing_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     for has_trained, saved in ((False, []), (True, [7])):
         made = parts(7, 0, has_trained=has_trained)
         async with whole_run(made):
@@ -79,7 +81,7 @@ async def test_a_run_that_trained_nothing_saves_nothing_at_its_end(caplog: pytes
         caplog.clear()
 
 
-async def test_a_run_that_is_interrupted_before_it_trained_saves_nothing() -> None:
+async def test_checkpoint_save_a_run_that_is_interrupted_before_it_trained_saves_nothing() -> None:
     for has_trained, saved in ((False, []), (True, [7])):
         made = parts(7, 0, has_trained=has_trained)
         with pytest.raises(Interrupted):
@@ -88,7 +90,7 @@ async def test_a_run_that_is_interrupted_before_it_trained_saves_nothing() -> No
         assert made.checkpointer.saved == saved
 
 
-async def test_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_checkpoint_save_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
     made = parts(7, 0, failure=OSError("disk full"))
     await made.save_before_the_end(ValueError("boom"), nothing_runs)
     assert "could not be saved: disk full" in caplog.text
@@ -105,7 +107,7 @@ async def test_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixt
         (None, 1, False, True),
     ],
 )
-async def test_the_boundary_stands_until_a_weight_may_have_moved(
+async def test_checkpoint_save_the_boundary_stands_until_a_weight_may_have_moved(
     error: Exception | None, num_ranks: int, before: bool, after: bool
 ) -> None:
     async def train_step(batch: Any, loss: Any) -> StepResult:
@@ -133,7 +135,7 @@ async def test_the_boundary_stands_until_a_weight_may_have_moved(
         ({10: math.nan, 20: -math.inf, 30: -2.0, 40: -3.0}, 30),  # a loss that overflowed
     ],
 )
-def test_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
+def test_checkpoint_save_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
     state = RunState()
     for step, score in scores.items():
         state.note_score(step, score)

@@ -57,7 +57,7 @@ def of(num: int) -> tuple[PolicySnapshots, Policy]:
     return PolicySnapshots(policy, num), policy
 
 
-async def test_snapshots_of_the_last_versions_are_kept() -> None:
+async def test_policy_snapshots_of_the_last_versions_are_kept() -> None:
     snapshots, policy = of(2)
     for version in (0, 1, 1, 2, 3):  # a step that was skipped leaves the version as it was
         await snapshots.keep(version)
@@ -67,7 +67,7 @@ async def test_snapshots_of_the_last_versions_are_kept() -> None:
     assert policy.kept == []  # a synchronous run needs none
 
 
-async def test_snapshots_score_each_stale_token_under_the_version_that_sampled_it() -> None:
+async def test_policy_snapshots_score_each_stale_token_under_the_version_that_sampled_it() -> None:
     snapshots, policy = of(2)
     for version in (3, 4):
         await snapshots.keep(version)
@@ -88,7 +88,7 @@ async def test_snapshots_score_each_stale_token_under_the_version_that_sampled_i
     np.testing.assert_equal(found[4], np.array([NAN, NAN, -5.0], np.float32))
 
 
-def test_mismatch_and_staleness_by_hand() -> None:
+def test_policy_snapshots_mismatch_and_staleness_by_hand() -> None:
     """Version 5 learns. Engine, the trainer at the token's version, and the trainer now:
 
     token 1 (v 4):  -1.0   -1.1   -1.4     mismatch -0.1   staleness -0.3
@@ -114,7 +114,7 @@ def test_mismatch_and_staleness_by_hand() -> None:
     assert found == pytest.approx({f"train_inference/{name}": value for name, value in expected.items()}, abs=1e-7)
 
 
-def test_mismatch_of_a_token_that_the_trainer_finds_nearly_certain_is_finite() -> None:
+def test_policy_snapshots_mismatch_of_a_token_that_the_trainer_finds_nearly_certain_is_finite() -> None:
     """An engine's log-prob may be arbitrarily low; the divergence counts it as one of e^20."""
     own = sample(0, [5], [-2000.0], old_logprobs=[-1.0])
     found = train_inference(TrainingBatch(samples=(own,)), [], version=5)
@@ -122,7 +122,7 @@ def test_mismatch_of_a_token_that_the_trainer_finds_nearly_certain_is_finite() -
     assert found["train_inference/mismatch/kl"] == pytest.approx(math.exp(20) - 21)
 
 
-def test_without_snapshots_mismatch_is_of_fresh_tokens_and_staleness_is_not_claimed() -> None:
+def test_policy_snapshots_without_snapshots_mismatch_is_of_fresh_tokens_and_staleness_is_not_claimed() -> None:
     """The log-probs come from the only update's own forward pass."""
     batch = TrainingBatch(samples=(sample(0, [4, 5], [-1.0, -2.0]),))
     result = StepResult(loss=0.0, num_tokens=3, num_loss_tokens=2, logprobs=(np.array([0.0, -1.5, -1.75], np.float32),))
@@ -136,7 +136,9 @@ def test_without_snapshots_mismatch_is_of_fresh_tokens_and_staleness_is_not_clai
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), *[st.floats(-8, 0, width=32)] * 3), min_size=1, max_size=9))
-def test_mismatch_and_staleness_add_up_to_the_whole_difference(tokens: list[tuple[int, float, float, float]]) -> None:
+def test_policy_snapshots_mismatch_and_staleness_add_up_to_the_whole_difference(
+    tokens: list[tuple[int, float, float, float]],
+) -> None:
     versions, rollout, behavior, old = (list(column) for column in zip(*tokens, strict=True))
     behavior = [b if v < 5 else NAN for v, b in zip(versions, behavior, strict=True)]
     one = sample(0, versions, rollout, old_logprobs=old, behavior_logprobs=behavior)
@@ -163,7 +165,7 @@ def settings(scheduling: dict[str, Any], training: dict[str, Any], **algorithm: 
     ],
     ids=str,
 )
-def test_snapshots_are_as_many_as_the_async_ratio_allows(algorithm: dict[str, Any]) -> None:
+def test_policy_snapshots_are_as_many_as_the_async_ratio_allows(algorithm: dict[str, Any]) -> None:
     assert settings({"async_ratio": 1.5}, {}, **algorithm).num_snapshots == 2
     assert settings({}, {}, **algorithm).num_snapshots == 0
     assert settings({"async_ratio": 1.5}, {}).num_snapshots == 0
@@ -173,7 +175,7 @@ def test_snapshots_are_as_many_as_the_async_ratio_allows(algorithm: dict[str, An
 
 
 @pytest.mark.parametrize("corrects", ["both", "staleness"])
-def test_staleness_in_the_ratio_is_not_corrected_twice(corrects: str) -> None:
+def test_policy_snapshots_staleness_in_the_ratio_is_not_corrected_twice(corrects: str) -> None:
     with pytest.raises(ValueError, match=f"would correct for it twice with correction.corrects {corrects}"):
         settings({}, {}, ratio={"against": "behavior"}, correction={"corrects": corrects})
     alone = {"corrects": corrects, "upper": None}

@@ -7,7 +7,7 @@ import asyncio
 from roll.pipelines.start_notes import StartNotes
 
 
-async def test_what_is_still_starting_is_said_whenever_that_changes() -> None:
+async def test_start_notes_what_is_still_starting_is_said_whenever_that_changes() -> None:
     said: list[str] = []
     now = 0.0
     notes = StartNotes(said.append, clock=lambda: now)
@@ -26,7 +26,7 @@ async def test_what_is_still_starting_is_said_whenever_that_changes() -> None:
     ]
 
 
-async def test_a_start_that_is_cancelled_says_nothing_more() -> None:
+async def test_start_notes_a_start_that_is_cancelled_says_nothing_more() -> None:
     said: list[str] = []
     notes = StartNotes(said.append)
     tasks = [asyncio.create_task(notes.of(name, asyncio.Event().wait())) for name in ("engines", "trainer")]

@@ -12,14 +12,14 @@ from roll.errors import InfraError
 from roll.pipelines.stop import ONE_SIGNAL_S, Interrupted, StopRequest, stop_on_signals
 
 
-async def test_work_that_ends_first_gives_its_result() -> None:
+async def test_stop_work_that_ends_first_gives_its_result() -> None:
     async def work() -> int:
         return 3
 
     assert await StopRequest().unless(work()) == 3
 
 
-async def test_a_stop_cancels_work_and_waits_for_its_end() -> None:
+async def test_stop_a_stop_cancels_work_and_waits_for_its_end() -> None:
     stop, log = StopRequest(), []
 
     async def work() -> None:
@@ -35,7 +35,7 @@ async def test_a_stop_cancels_work_and_waits_for_its_end() -> None:
     assert log == ["cleaned up"]
 
 
-async def test_an_error_of_the_work_is_not_hidden_by_a_stop() -> None:
+async def test_stop_an_error_of_the_work_is_not_hidden_by_a_stop() -> None:
     stop = StopRequest()
 
     async def work() -> None:
@@ -46,7 +46,7 @@ async def test_an_error_of_the_work_is_not_hidden_by_a_stop() -> None:
         await stop.unless(work())
 
 
-async def test_cancelling_the_waiter_cancels_the_work() -> None:
+async def test_stop_cancelling_the_waiter_cancels_the_work() -> None:
     cancelled = asyncio.Event()
 
     async def work() -> None:
@@ -65,7 +65,7 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     assert cancelled.is_set()
 
 
-async def test_work_that_is_cancelled_without_a_stop_was_not_interrupted() -> None:
+async def test_stop_work_that_is_cancelled_without_a_stop_was_not_interrupted() -> None:
     work = asyncio.create_task(asyncio.sleep(60))
 
     async def wait() -> None:
@@ -76,7 +76,7 @@ async def test_work_that_is_cancelled_without_a_stop_was_not_interrupted() -> No
         await StopRequest().unless(wait())
 
 
-async def test_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> None:
+async def test_stop_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> None:
     stop, log = StopRequest(), []
     asyncio.get_running_loop().call_soon(stop.set, "SIGTERM")
     with pytest.raises(Interrupted, match="SIGTERM"), stop.cancelling():
@@ -89,7 +89,7 @@ async def test_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> N
     await asyncio.sleep(0)  # nothing cancels what follows
 
 
-async def test_a_stop_after_the_block_cancels_nothing() -> None:
+async def test_stop_a_stop_after_the_block_cancels_nothing() -> None:
     stop = StopRequest()
     with stop.cancelling():
         await asyncio.sleep(0)
@@ -99,7 +99,7 @@ async def test_a_stop_after_the_block_cancels_nothing() -> None:
     assert stop and task is not None and task.cancelling() == 0
 
 
-async def test_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
+async def test_stop_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
     async def work() -> None:
         with StopRequest().cancelling():
             await asyncio.Event().wait()
@@ -112,7 +112,7 @@ async def test_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_sets_the_request_and_handlers_are_restored(
+async def test_stop_a_signal_sets_the_request_and_handlers_are_restored(
     number: signal.Signals, request: pytest.FixtureRequest
 ) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:  # as `nohup` has it
@@ -128,7 +128,7 @@ async def test_a_signal_sets_the_request_and_handlers_are_restored(
     assert signal.getsignal(number) == before
 
 
-async def test_a_stop_is_said_once() -> None:
+async def test_stop_a_stop_is_said_once() -> None:
     said: list[str] = []
     stop = StopRequest(said.append)
     stop.set("SIGTERM")
@@ -140,7 +140,9 @@ async def test_a_stop_is_said_once() -> None:
     ("first", "seconds_between"),
     [(signal.SIGINT, ONE_SIGNAL_S + 0.1), pytest.param(signal.SIGTERM, 0.0, id="another one at once")],
 )
-async def test_a_second_signal_reaches_what_holds_the_loop_up(first: signal.Signals, seconds_between: float) -> None:
+async def test_stop_a_second_signal_reaches_what_holds_the_loop_up(
+    first: signal.Signals, seconds_between: float
+) -> None:
     stop, times = StopRequest(), iter([0.0, seconds_between])
 
     def callback() -> None:
@@ -155,7 +157,7 @@ async def test_a_second_signal_reaches_what_holds_the_loop_up(first: signal.Sign
     assert stop.signal_name in {first.name, "SIGINT"}
 
 
-async def test_a_signal_that_comes_twice_at_once_is_one() -> None:
+async def test_stop_a_signal_that_comes_twice_at_once_is_one() -> None:
     """`timeout` sends it to its child, and to the group that this belongs to."""
     stop, times = StopRequest(), iter([0.0, 0.9, 5.0])
     with stop_on_signals(stop, lambda: next(times)):
@@ -168,7 +170,7 @@ async def test_a_signal_that_comes_twice_at_once_is_one() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-async def test_a_hang_up_that_is_ignored_stays_so() -> None:
+async def test_stop_a_hang_up_that_is_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
         stop = StopRequest()

@@ -27,7 +27,7 @@ def config(directory: Path, model: Path, **changes: Any) -> SFTConfig:
     return SFTConfig.model_validate({"name": "run", "model": model_section, "data": [data], **changes})
 
 
-def test_examples_and_evaluations_are_as_long_as_they_may_be(tmp_path: Path, tiny_model: Path) -> None:
+def test_supervised_examples_and_evaluations_are_as_long_as_they_may_be(tmp_path: Path, tiny_model: Path) -> None:
     prepared = prepare(config(tmp_path, tiny_model), "supervised")
     length = prepared.examples.report.longest
     assert length is not None
@@ -39,7 +39,7 @@ def test_examples_and_evaluations_are_as_long_as_they_may_be(tmp_path: Path, tin
     assert held_out_batch(config(tmp_path, tiny_model), prepared.examples).num_units == 3
 
 
-def test_what_remains_is_planned_from_where_a_run_stands(tmp_path: Path, tiny_model: Path) -> None:
+def test_supervised_what_remains_is_planned_from_where_a_run_stands(tmp_path: Path, tiny_model: Path) -> None:
     """8 examples, 3 per step: 3 steps; 3 more for a second epoch from 8 draws, but 2 more from 10."""
     two = config(tmp_path, tiny_model, training={"num_epochs": 2, "examples_per_step": 3})
     for at, num_steps in ((RunState(), 6), (RunState(step=3, num_draws=8), 6), (RunState(step=5, num_draws=10), 7)):
@@ -47,7 +47,7 @@ def test_what_remains_is_planned_from_where_a_run_stands(tmp_path: Path, tiny_mo
         assert prepare(two, "supervised", at).training.num_steps == num_steps
 
 
-def test_engines_that_answer_beside_it_say_how_weights_are_sent(tmp_path: Path, tiny_model: Path) -> None:
+def test_supervised_engines_that_answer_beside_it_say_how_weights_are_sent(tmp_path: Path, tiny_model: Path) -> None:
     answers = {"data": [{"source": "arithmetic", "reward": "math"}], "inference": {"quantization": "int8"}}
     plain = config(tmp_path, tiny_model)
     asked = config(tmp_path, tiny_model, evaluation={"answers": answers})
@@ -55,7 +55,9 @@ def test_engines_that_answer_beside_it_say_how_weights_are_sent(tmp_path: Path, 
     assert policy_spec(asked, prepare(asked, "supervised")).quantization == "int8"
 
 
-def test_what_models_say_is_kept_apart_by_their_weights_and_their_dtype(tmp_path: Path, tiny_model: Path) -> None:
+def test_supervised_what_models_say_is_kept_apart_by_their_weights_and_their_dtype(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     settings = config(tmp_path, tiny_model)
     spec = policy_spec(settings, prepare(settings, "supervised"))
     other = tmp_path / "other"

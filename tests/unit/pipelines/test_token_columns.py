@@ -35,7 +35,7 @@ def lists(columns: dict[str, np.ndarray]) -> dict[str, list[float]]:
     return {name: column.tolist() for name, column in columns.items()}
 
 
-def test_of_one_update_the_trainers_logprobs_are_those_it_began_with() -> None:
+def test_token_columns_of_one_update_the_trainers_logprobs_are_those_it_began_with() -> None:
     batch = TrainingBatch(samples=(sample("0.0", 1), sample("0.1", 1, prefix=2)))
     found = token_columns(batch, [result(batch, -5.0)], UpdateConfig(), SEED)
     assert lists(found["0.0"]) == {
@@ -45,7 +45,7 @@ def test_of_one_update_the_trainers_logprobs_are_those_it_began_with() -> None:
     assert found["0.1"]["trainer_logprobs"][0] == -4.0
 
 
-def test_of_several_updates_the_last_is_kept_beside_the_old_ones() -> None:
+def test_token_columns_of_several_updates_the_last_is_kept_beside_the_old_ones() -> None:
     updates = UpdateConfig(num_minibatches=2, num_epochs=2)
     old, ref = np.full(3, -1.0, np.float32), np.full(3, -2.0, np.float32)
     batch = TrainingBatch(samples=tuple(sample(f"{u}.0", u, old_logprobs=old, ref_logprobs=ref) for u in range(2)))
@@ -59,7 +59,7 @@ def test_of_several_updates_the_last_is_kept_beside_the_old_ones() -> None:
         assert found[name]["update_logprobs"][0] == second[name]
 
 
-def test_samples_of_a_rewritten_history_are_one_rollout_without_its_contexts() -> None:
+def test_token_columns_samples_of_a_rewritten_history_are_one_rollout_without_its_contexts() -> None:
     samples = (
         sample("3.0", 3, prefix=2, length=3, sequence="train-3.0"),
         sample("3.0.1", 3, prefix=4, sequence="train-3.0"),
@@ -70,7 +70,7 @@ def test_samples_of_a_rewritten_history_are_one_rollout_without_its_contexts() -
     assert np.nan_to_num(found["3.0"]["trainer_logprobs"], nan=9.0).tolist() == [0.0, 0.0, 9.0, 1.0, 9.0]
 
 
-def test_what_is_imitated_and_what_a_back_end_does_not_say_is_left_out() -> None:
+def test_token_columns_what_is_imitated_and_what_a_back_end_does_not_say_is_left_out() -> None:
     batch = TrainingBatch(samples=(sample("0.0", 1), sample("0.1", 1, expert=True)))
     silent = StepResult(loss=0.0, num_tokens=0, num_loss_tokens=0)
     found = token_columns(batch, [silent], UpdateConfig(), SEED)

@@ -87,13 +87,13 @@ def half_malformed() -> Group:
     return group(0, found, missing, found, missing)
 
 
-def test_a_penalty_in_a_group_of_equal_rewards_is_trained() -> None:
+def test_trained_rewards_a_penalty_in_a_group_of_equal_rewards_is_trained() -> None:
     # 1, 0.5, 1, 0.5: mean 0.75, unbiased deviation 0.288675
     found = advantages([half_malformed()], algorithm_of("grpo", **MALFORMED))
     assert found == pytest.approx({"0.0": 0.866, "0.1": -0.866, "0.2": 0.866, "0.3": -0.866}, abs=1e-3)
 
 
-def test_dapo_filters_by_accuracy_whatever_the_penalties() -> None:
+def test_trained_rewards_dapo_filters_by_accuracy_whatever_the_penalties() -> None:
     chosen = select([half_malformed()], algorithm_of("dapo", **MALFORMED), max_new_tokens=LONGEST)
     assert chosen.fates[0] == (Fate.FILTERED, "zero variance: every reward is 1")
     mixed = group(1, RewardResult(value=0.3, correct=True), RewardResult(value=0.3, correct=False))
@@ -102,7 +102,7 @@ def test_dapo_filters_by_accuracy_whatever_the_penalties() -> None:
     assert select([unjudged], algorithm_of("dapo"), max_new_tokens=LONGEST).fates[2][0] is Fate.FILTERED
 
 
-def test_groups_are_judged_by_their_shaped_rewards_and_their_deviation() -> None:
+def test_trained_rewards_groups_are_judged_by_their_shaped_rewards_and_their_deviation() -> None:
     groups = [half_malformed(), group(1, *valued(0.9, 0.6))]
 
     def trained(**filters: Any) -> set[int]:
@@ -116,20 +116,20 @@ def test_groups_are_judged_by_their_shaped_rewards_and_their_deviation() -> None
     assert trained(top_variance=0.5) == {0}
 
 
-def test_raft_keeps_what_it_weighs_positively() -> None:
+def test_trained_rewards_raft_keeps_what_it_weighs_positively() -> None:
     answers = [RewardResult(value=v, verdict=w) for v, w in ((0.4, "no answer"), (0.4, ""), (0.0, ""), (-0.2, ""))]
     assert advantages([group(0, *answers)], algorithm_of("raft_pp", **MALFORMED)) == pytest.approx({"0.1": 0.4})
     shifted = algorithm_of("raft_pp", reward={"shift": 0.1})
     assert advantages([group(0, *answers)], shifted) == pytest.approx({"0.0": 0.5, "0.1": 0.5, "0.2": 0.1})
 
 
-def test_best_and_worst_are_chosen_by_the_trained_reward() -> None:
+def test_trained_rewards_best_and_worst_are_chosen_by_the_trained_reward() -> None:
     answers = [RewardResult(value=1.0, verdict="no answer"), *valued(0.8, 0.6)]
     best = algorithm_of("grpo", **MALFORMED, filters={"keep": "best", "keep_num": 1})
     assert set(advantages([group(0, *answers)], best)) == {"0.1"}
 
 
-def test_rewards_that_were_given_as_equal_stay_equal_whatever_turns_they_came_with() -> None:
+def test_trained_rewards_that_were_given_as_equal_stay_equal_whatever_turns_they_came_with() -> None:
     cut = group(0, *valued(0.3, 0.3))
     turns = [(Turn(start=0, end=1, reward=0.1), Turn(start=1, end=2, reward=0.2)), (Turn(start=0, end=2, reward=0.7),)]
     played = replace(cut, rollouts=tuple(replace(r, turns=t) for r, t in zip(cut.rollouts, turns, strict=True)))
@@ -147,7 +147,7 @@ def test_rewards_that_were_given_as_equal_stay_equal_whatever_turns_they_came_wi
     metric=st.sampled_from(["reward", "accuracy"]),
     correct=st.none() | st.booleans(),
 )
-def test_what_a_group_is_judged_by_lies_in_its_range(
+def test_trained_rewards_what_a_group_is_judged_by_lies_in_its_range(
     reward: float, length: int, buffer: int, malformed: bool, metric: str, correct: bool | None, **shaping: Any
 ) -> None:
     keys = {**shaping, "overlong_buffer": buffer, "overlong_penalty": 0.7, "format_penalty": 0.3}
@@ -159,7 +159,7 @@ def test_what_a_group_is_judged_by_lies_in_its_range(
     assert between[0] - 1e-12 <= found <= between[1] + 1e-12
 
 
-def test_a_clip_that_spares_the_rewards_of_turns_bounds_nothing() -> None:
+def test_trained_rewards_a_clip_that_spares_the_rewards_of_turns_bounds_nothing() -> None:
     clipped = algorithm_of("grpo", reward={"clip": 0.5}, filters={"max_mean": 0.9})
     assert judged_range((0.0, 2.0), clipped, single_turn=True) == (0.0, 0.5)
     assert judged_range((0.0, 2.0), clipped, single_turn=False) is None
@@ -193,7 +193,7 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
     return asyncio.run(Reinforcement(online=online, shown=shown).collect(batch)).choice
 
 
-def test_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:
+def test_trained_rewards_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:
     single, game = {"source": "arithmetic", "reward": "math"}, {"source": "guess_number", "num_turns": 2}
     cut = group(0, *valued(1.0, 0.9), length=LONGEST, domain="arithmetic")
     played = group(1, *valued(1.0, 0.9), length=LONGEST, turns=2, domain="guess_number")
@@ -204,7 +204,7 @@ def test_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:
         assert [s.episode.reward for s in found.trained] == pytest.approx([0.0, -0.1, 1.0, 0.9])
 
 
-def test_the_constant_length_of_dr_grpo_is_a_prompts_own() -> None:
+def test_trained_rewards_the_constant_length_of_dr_grpo_is_a_prompts_own() -> None:
     groups = [group(0, *valued(1.0, 0.0)), group(1, *valued(1.0, 0.0), turns=2)]
     batch = build_batch([r for g in groups for r in g.rollouts], temperature=1.0, max_new_tokens=LONGEST)
     assert [s.max_length for s in batch.samples] == [8, 8, 16, 16]
@@ -229,32 +229,32 @@ DISTANCES = {"0.0": 0.2, "0.1": 0.0, "0.2": 0.1}
 """At each of two tokens: 0.5 x 2 x 0.2 = 0.2 from the first reward, nothing from the second, 0.1 from the third."""
 
 
-def test_rloo_leaves_one_out_of_the_penalised_rewards() -> None:
+def test_trained_rewards_rloo_leaves_one_out_of_the_penalised_rewards() -> None:
     # 1 - 0.2 = 0.8, 0.4, 0 - 0.1 = -0.1: 0.8 - 0.15, 0.4 - 0.35, -0.1 - 0.6
     found = advantages([group(0, *valued(1.0, 0.4, 0.0))], algorithm_of("rloo", **PENALTY), DISTANCES)
     assert found == pytest.approx({"0.0": 0.65, "0.1": 0.05, "0.2": -0.7}, abs=1e-6)
 
 
-def test_grpo_takes_mean_and_deviation_of_the_penalised_rewards() -> None:
+def test_trained_rewards_grpo_takes_mean_and_deviation_of_the_penalised_rewards() -> None:
     # 0.8, 0.4, -0.1: mean 0.366667, unbiased deviation 0.450925
     found = advantages([group(0, *valued(1.0, 0.4, 0.0))], algorithm_of("grpo", **PENALTY), DISTANCES)
     assert found == pytest.approx({"0.0": 0.96098, "0.1": 0.07392, "0.2": -1.03490}, abs=1e-4)
 
 
-def test_a_rollout_that_is_not_trained_counts_in_the_baseline_with_the_others_mean_penalty() -> None:
+def test_trained_rewards_a_rollout_that_is_not_trained_counts_in_the_baseline_with_the_others_mean_penalty() -> None:
     best = algorithm_of("rloo", **PENALTY, filters={"keep": "extremes", "keep_num": 1})
     # the second is left out; its tokens count with (0.2 + 0.1) / 2 / 2 each: 0.4 - 0.15 = 0.25, beside 0.8 and -0.1
     found = advantages([group(0, *valued(1.0, 0.4, 0.0))], best, DISTANCES)
     assert found == pytest.approx({"0.0": 0.8 - (0.25 - 0.1) / 2, "0.2": -0.1 - (0.25 + 0.8) / 2}, abs=1e-6)
 
 
-def test_moments_of_the_run_cannot_be_taken_of_penalised_rewards() -> None:
+def test_trained_rewards_moments_of_the_run_cannot_be_taken_of_penalised_rewards() -> None:
     with pytest.raises(ValueError, match="running moments are of rewards without it: set kl"):
         algorithm_of("grpo", **PENALTY, advantage={"mean": "running"})
     algorithm_of("ppo", **PENALTY, advantage={"mean": "running"})  # whose penalty stays with its token
 
 
-def test_reinforce_pp_baseline_whitens_over_groups_that_are_not_trained_as_well() -> None:
+def test_trained_rewards_reinforce_pp_baseline_whitens_over_groups_that_are_not_trained_as_well() -> None:
     groups = [group(0, *valued(1.0, 0.0)), group(1, *valued(1.0, 1.0))]
     # centred: ±0.5 at 4 tokens, 0 at 4 more: deviation sqrt(1/8) = 0.353553
     found = advantages(groups, algorithm_of("reinforce_pp_baseline"))
@@ -267,14 +267,14 @@ def shares(sizes: list[int], num: int, step: int) -> list[list[str]]:
     return [[s.sample_id for s in critic_share(batch, m, num, first=step).samples] for m in range(num)]
 
 
-def test_two_critics_get_the_odd_rollouts_in_turn() -> None:
+def test_trained_rewards_two_critics_get_the_odd_rollouts_in_turn() -> None:
     assert shares([3, 3], 2, 0) == [["0.0", "0.2", "1.1"], ["0.1", "1.0", "1.2"]]
     assert shares([3], 2, 0) == [["0.0", "0.2"], ["0.1"]]
     assert shares([3], 2, 1) == [["0.1"], ["0.0", "0.2"]]
 
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.integers(1, 4), st.integers(0, 9))
-def test_shares_are_disjoint_complete_and_even_in_every_group_and_over_all(
+def test_trained_rewards_shares_are_disjoint_complete_and_even_in_every_group_and_over_all(
     sizes: list[int], num: int, step: int
 ) -> None:
     found = shares(sizes, num, step)
@@ -285,7 +285,7 @@ def test_shares_are_disjoint_complete_and_even_in_every_group_and_over_all(
         assert max(counts) - min(counts) <= 1
 
 
-def test_a_group_is_doomed_by_the_rewards_that_are_trained() -> None:
+def test_trained_rewards_a_group_is_doomed_by_the_rewards_that_are_trained() -> None:
     one, cut = group(0, *valued(0.5)).rollouts, group(0, RewardResult(value=0.5, verdict="no answer")).rollouts
 
     def doomed(finished: Any, missing: int, **filters: Any) -> bool:

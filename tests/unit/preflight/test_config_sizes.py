@@ -56,7 +56,7 @@ def checked(model: str, **changes: Any) -> Report:
     return CHECKS.get(config.pipeline)(config)
 
 
-def test_check_shows_roles_of_a_hub_model_by_its_config_alone(hub: Path, tiny_model: Path) -> None:
+def test_preflight_model_size_check_shows_roles_of_a_hub_model_by_its_config_alone(hub: Path, tiny_model: Path) -> None:
     report = checked(NAME)
     whole = describe_model(tiny_model)
     assert report.model is not None
@@ -71,7 +71,7 @@ def test_check_shows_roles_of_a_hub_model_by_its_config_alone(hub: Path, tiny_mo
 
 
 @pytest.mark.usefixtures("hub", "in_process")
-def test_check_of_a_hub_model_estimates_engines_too() -> None:
+def test_preflight_model_size_check_of_a_hub_model_estimates_engines_too() -> None:
     rollout = {"prompts_per_step": 2, "group_size": 4, "max_new_tokens": 8}
     report = checked(NAME, pipeline="rlvr", data=[{"source": "arithmetic", "reward": "math"}], rollout=rollout)
     assert {"actor_train", "actor_infer"} <= {role.role for role in report.memory}
@@ -80,7 +80,7 @@ def test_check_of_a_hub_model_estimates_engines_too() -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_check_says_why_sizes_of_a_hub_model_are_not_known() -> None:
+def test_preflight_model_size_check_says_why_sizes_of_a_hub_model_are_not_known() -> None:
     report = checked("owner/other")
     assert report.model is None and report.memory == []
     (note,) = report.notes
@@ -89,7 +89,7 @@ def test_check_says_why_sizes_of_a_hub_model_are_not_known() -> None:
     assert report.problems == []
 
 
-def test_dry_run_of_a_hub_model_needs_its_config_alone(
+def test_preflight_model_size_dry_run_of_a_hub_model_needs_its_config_alone(
     hub: Path, in_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
@@ -103,11 +103,13 @@ def test_dry_run_of_a_hub_model_needs_its_config_alone(
 
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("name", ["owner/other", "a" * 200, "../x", "a//b", ""])
-def test_cached_config_of_names_that_are_not_there_is_none(name: str) -> None:
+def test_preflight_model_size_cached_config_of_names_that_are_not_there_is_none(name: str) -> None:
     assert cached_config(name) is None
 
 
-def test_sizes_from_a_hub_that_does_not_answer_are_given_up(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_model_size_from_a_hub_that_does_not_answer_are_given_up(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("roll.models.hub_fetch.LIMIT_S", 0.0)
     with pytest.raises(ModelError, match=r"the config\.json of 'owner/other' .*\(the hub did not answer within 0 s\)"):
@@ -115,7 +117,7 @@ def test_sizes_from_a_hub_that_does_not_answer_are_given_up(hub: Path, monkeypat
 
 
 @pytest.mark.usefixtures("hub")
-def test_sizes_from_a_config_that_ends_its_process_are_an_error(
+def test_preflight_model_size_from_a_config_that_ends_its_process_are_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
@@ -124,7 +126,7 @@ def test_sizes_from_a_config_that_ends_its_process_are_an_error(
 
 
 @pytest.mark.usefixtures("hub", "in_process")
-def test_check_of_a_hub_model_says_that_engines_of_an_evaluation_are_not_estimated() -> None:
+def test_preflight_model_size_check_of_a_hub_model_says_that_engines_of_an_evaluation_are_not_estimated() -> None:
     answers = {"data": [{"source": "arithmetic", "reward": "math"}], "max_new_tokens": 8}
     report = checked(NAME, evaluation={"answers": answers})
     roles = {role.role for role in report.memory}

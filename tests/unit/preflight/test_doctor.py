@@ -32,7 +32,7 @@ def no_sandboxes(monkeypatch):
     monkeypatch.setattr(software, "_sandboxes", lambda: iter(()))
 
 
-def test_the_command_says_every_finding_and_the_same_as_json(no_sandboxes, capsys, tmp_path):
+def test_doctor_the_command_says_every_finding_and_the_same_as_json(no_sandboxes, capsys, tmp_path):
     code = run(["doctor", "--runs", str(tmp_path)])
     text = capsys.readouterr().out
     assert code == run(["doctor", "--json", "--runs", str(tmp_path)])
@@ -50,7 +50,7 @@ def test_the_command_says_every_finding_and_the_same_as_json(no_sandboxes, capsy
     }
 
 
-def test_a_problem_gives_exit_code_2_and_a_warning_0(no_sandboxes, monkeypatch, tmp_path):
+def test_doctor_a_problem_gives_exit_code_2_and_a_warning_0(no_sandboxes, monkeypatch, tmp_path):
     only = {"Machine": lambda runs: [Finding(name="x", verdict="warning", found="y", advice="z")]}
     monkeypatch.setattr("roll.preflight.doctor.examining.SECTIONS", only)
     assert run(["doctor"]) == 0
@@ -58,7 +58,7 @@ def test_a_problem_gives_exit_code_2_and_a_warning_0(no_sandboxes, monkeypatch, 
     assert run(["doctor"]) == 2
 
 
-def test_a_look_that_fails_is_a_finding_and_the_others_go_on(monkeypatch, tmp_path):
+def test_doctor_a_look_that_fails_is_a_finding_and_the_others_go_on(monkeypatch, tmp_path):
     def broken(runs: Path):
         yield Finding(name="first", verdict="ok", found="seen")
         raise KeyError("MemAvailable")
@@ -74,7 +74,7 @@ def test_a_look_that_fails_is_a_finding_and_the_others_go_on(monkeypatch, tmp_pa
     assert "KeyError" in found[1].found
 
 
-def test_the_text_counts_what_it_found():
+def test_doctor_the_text_counts_what_it_found():
     lines = render(
         [
             Finding(name="a", verdict="ok", found="1", section="Machine"),
@@ -98,7 +98,7 @@ def test_the_text_counts_what_it_found():
     ("quota", "threads", "verdict"),
     [("max 100000", None, "ok"), ("200000 100000", None, "warning"), ("200000 100000", "2", "ok")],
 )
-def test_a_containers_quota_of_cores_asks_for_as_many_threads(monkeypatch, tmp_path, quota, threads, verdict):
+def test_doctor_a_containers_quota_of_cores_asks_for_as_many_threads(monkeypatch, tmp_path, quota, threads, verdict):
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(host_room, "_CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(host_room.os, "sched_getaffinity", lambda pid: set(range(8)))
@@ -121,7 +121,7 @@ def test_a_containers_quota_of_cores_asks_for_as_many_threads(monkeypatch, tmp_p
         ("", None, (), "problem", "cannot be imported"),
     ],
 )
-def test_accelerators_that_pytorch_does_not_see_are_explained(monkeypatch, driver, torch, free, verdict, says):
+def test_doctor_accelerators_that_pytorch_does_not_see_are_explained(monkeypatch, driver, torch, free, verdict, says):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(host_room, "_driver", lambda: driver)
     monkeypatch.setattr(host_room, "_ask_torch", lambda: torch)
@@ -129,7 +129,7 @@ def test_accelerators_that_pytorch_does_not_see_are_explained(monkeypatch, drive
     assert (found.verdict, says in found.found) == (verdict, True), found
 
 
-def test_little_shared_memory_and_few_files_are_warned_of(monkeypatch):
+def test_doctor_little_shared_memory_and_few_files_are_warned_of(monkeypatch):
     monkeypatch.setattr(limits.shutil, "disk_usage", lambda path: Usage(64 * 2**20, 0, 64 * 2**20))
     monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (1024, 1048576))
     found = by_name([limits._shared_memory(), limits._open_files()])
@@ -146,14 +146,14 @@ def test_little_shared_memory_and_few_files_are_warned_of(monkeypatch):
     ("number", "policy", "verdict"),
     [("", "", "ok"), ("4", "", "ok"), ("2", "", "warning"), ("8", "", "warning"), ("", "ACTIVE", "warning")],
 )
-def test_thread_settings_are_compared_with_the_cores(monkeypatch, number, policy, verdict):
+def test_doctor_thread_settings_are_compared_with_the_cores(monkeypatch, number, policy, verdict):
     monkeypatch.setattr(limits, "available_cores", lambda: 4.0)
     for name, value in (("OMP_NUM_THREADS", number), ("OMP_WAIT_POLICY", policy)):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     assert limits._threads().verdict == verdict
 
 
-def test_packages_that_are_missing_or_too_old_are_named_with_the_command(monkeypatch):
+def test_doctor_packages_that_are_missing_or_too_old_are_named_with_the_command(monkeypatch):
     monkeypatch.setattr(
         software.metadata,
         "requires",
@@ -167,7 +167,7 @@ def test_packages_that_are_missing_or_too_old_are_named_with_the_command(monkeyp
     assert found.advice == "pip install 'torch<2.14,>=2.13' 'no-such'"
 
 
-def test_a_full_or_wrong_place_for_runs_is_said(monkeypatch, tmp_path):
+def test_doctor_a_full_or_wrong_place_for_runs_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(stores, "free_disk", lambda place: 2**20)
     assert stores._room("runs", tmp_path, 2**33, "move").verdict == "warning"
     monkeypatch.undo()
@@ -190,7 +190,7 @@ def listening(said: list[str]) -> tuple[threading.Thread, int]:
     return thread, int(said[0].split()[3])
 
 
-def test_a_peer_that_listens_tells_versions_clock_and_speed():
+def test_doctor_a_peer_that_listens_tells_versions_clock_and_speed():
     said: list[str] = []
     thread, port = listening(said)
     found = by_name(network.reach(f"127.0.0.1:{port}"))
@@ -202,13 +202,13 @@ def test_a_peer_that_listens_tells_versions_clock_and_speed():
     assert said[1] == "peer 127.0.0.1"
 
 
-def test_a_peer_with_other_versions_is_a_problem(monkeypatch):
+def test_doctor_a_peer_with_other_versions_is_a_problem(monkeypatch):
     theirs = software.versions() | {"torch": "2.9.0"}
     found = network._compared("node2 versions", theirs)
     assert found.verdict == "problem" and found.found.startswith("torch 2.9.0 (here ")
 
 
-def test_a_port_without_a_listener_is_told_from_one_that_is_closed_off(monkeypatch):
+def test_doctor_a_port_without_a_listener_is_told_from_one_that_is_closed_off(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     (refused,) = network.reach(f"127.0.0.1:{port}")
@@ -223,18 +223,18 @@ def test_a_port_without_a_listener_is_told_from_one_that_is_closed_off(monkeypat
 
 
 @pytest.mark.parametrize("peer", ["node2", "node2:", ":29500", "node2:port", "node2:70000"])
-def test_a_peer_that_is_no_host_and_port_is_refused(peer):
+def test_doctor_a_peer_that_is_no_host_and_port_is_refused(peer):
     with pytest.raises(ConfigError, match="HOST:PORT"):
         list(network.reach(peer))
 
 
-def test_an_interface_that_is_not_there_is_a_problem():
+def test_doctor_an_interface_that_is_not_there_is_a_problem():
     assert network._interface("NCCL_SOCKET_IFNAME", "nope0").verdict == "problem"
     assert network._interface("NCCL_SOCKET_IFNAME", "lo").verdict == "ok"
     assert network._interface("NCCL_SOCKET_IFNAME", "^docker").verdict == "ok"
 
 
-def test_a_ray_cluster_that_is_gone_is_said(monkeypatch):
+def test_doctor_a_ray_cluster_that_is_gone_is_said(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
@@ -243,7 +243,7 @@ def test_a_ray_cluster_that_is_gone_is_said(monkeypatch):
     assert found.verdict == "warning" and "RAY_ADDRESS" in found.advice
 
 
-def test_the_driver_is_asked_by_its_own_tool(monkeypatch, tmp_path):
+def test_doctor_the_driver_is_asked_by_its_own_tool(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!{sys.executable}\nprint('570.86.10')\n")
     tool.chmod(0o755)
@@ -262,7 +262,9 @@ def test_the_driver_is_asked_by_its_own_tool(monkeypatch, tmp_path):
         ("disabled", "", True, "ok", "disabled"),
     ],
 )
-def test_that_ray_asks_for_a_token_is_said_and_not_which(monkeypatch, tmp_path, mode, token, file, verdict, says):
+def test_doctor_that_ray_asks_for_a_token_is_said_and_not_which(
+    monkeypatch, tmp_path, mode, token, file, verdict, says
+):
     for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))

@@ -58,7 +58,9 @@ def _prepared() -> None:
         ({"type": "exact"}, "", ""),
     ],
 )
-def test_reference_is_its_own_right_answer_or_named(reward: dict[str, Any], reference: str, problem: str) -> None:
+def test_preflight_references_is_its_own_right_answer_or_named(
+    reward: dict[str, Any], reference: str, problem: str
+) -> None:
     found = problem_of(config(**reward), reference, QUESTION)
     assert problem in found and bool(found) == bool(problem)
 
@@ -75,7 +77,7 @@ def source(**reward: Any) -> FileData:
     return FileData.model_validate({"source": "file", "path": "x", "domain": "d", "reward": reward})
 
 
-async def test_references_of_the_wrong_column_refuse_the_run_and_name_the_rows() -> None:
+async def test_preflight_references_of_the_wrong_column_refuse_the_run_and_name_the_rows() -> None:
     with pytest.raises(DataError) as caught:
         await check_references([source(type="choice")], {"d": prompts(["0", "1", "2", "3", "0", "1", "A"])})
     text = str(caught.value)
@@ -84,21 +86,21 @@ async def test_references_of_the_wrong_column_refuse_the_run_and_name_the_rows()
     assert "and 1 more" in text and "answer_key" in text
 
 
-async def test_references_of_which_few_are_bad_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_preflight_references_of_which_few_are_bad_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """One bad row of many costs its own rollouts alone."""
     with caplog.at_level(logging.WARNING):
         await check_references([source(type="math")], {"d": prompts([*map(str, range(19)), "x", r"\boxed{"])})
     assert "the references of 1 of 21 prompts of 'd'" in caplog.text and "'d/21'" in caplog.text
 
 
-async def test_references_in_further_columns_are_read_before_the_run() -> None:
+async def test_preflight_references_in_further_columns_are_read_before_the_run() -> None:
     data = [source(type="short_answer", references_key="aliases")]
     await check_references(data, {"d": prompts(["", "NYC"], aliases={"text": ["NYC"]})})
     with pytest.raises(DataError, match="column 'aliases' cannot be read"):
         await check_references(data, {"d": prompts(["NYC"], aliases={"label": 3})})
 
 
-async def test_references_that_are_plain_need_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_preflight_references_that_are_plain_need_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on sums starts as fast as before."""
     from roll.rewards import own_references
 
@@ -112,7 +114,7 @@ async def test_references_that_are_plain_need_no_worker(monkeypatch: pytest.Monk
         await check_references([source(type="math")], {"d": prompts(["x+1"])})
 
 
-def test_references_are_a_sample_spread_over_the_source() -> None:
+def test_preflight_references_are_a_sample_spread_over_the_source() -> None:
     items = prompts([str(number) for number in range(100)])
     stream = PromptStream([WeightedSource(domain="d", items=items, weight=1.0, fingerprint="")], lambda *_: None, 0)  # type: ignore[arg-type, return-value]
     assert [prompt.answer for prompt in stream.some_of_each(4)["d"]] == ["0", "25", "50", "75"]

@@ -230,7 +230,7 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(("text", "letter"), CHOSEN)
-def test_choice_reads_the_letter_that_an_answer_settles_on(text: str, letter: str) -> None:
+def test_reward_choice_reads_the_letter_that_an_answer_settles_on(text: str, letter: str) -> None:
     assert chosen_letter(text, "ABCDE") == letter
 
 
@@ -291,7 +291,7 @@ NONE = [
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_choice_without_one_letter_settled_on_is_no_answer(text: str) -> None:
+def test_reward_choice_without_one_letter_settled_on_is_no_answer(text: str) -> None:
     assert chosen_letter(text, "ABCDE") is None
 
 
@@ -358,19 +358,19 @@ CHINESE = [
 
 
 @pytest.mark.parametrize(("text", "letter"), CHINESE)
-def test_choice_reads_chinese_answers(text: str, letter: str | None) -> None:
+def test_reward_choice_reads_chinese_answers(text: str, letter: str | None) -> None:
     assert chosen_letter(text, "ABCDE") == letter
 
 
 @given(st.sampled_from("ABCD"), st.sampled_from("ABCD"), st.sampled_from(["or", "and", "/", ",", "&", "或", "和"]))
-def test_choice_of_two_letters_is_never_right(one: str, other: str, joint: str) -> None:
+def test_reward_choice_of_two_letters_is_never_right(one: str, other: str, joint: str) -> None:
     if one != other:
         for form in ("The answer is {}.", "Answer: {}", "\\boxed{{{}}}", "<answer>{}</answer>", "答案: {}", "{}"):
             assert chosen_letter(form.format(f"{one} {joint} {other}"), "ABCD") is None
 
 
 @given(st.sampled_from("ABCD"), st.sampled_from("ABCD"))
-def test_choice_never_counts_a_letter_that_is_denied(right: str, wrong: str) -> None:
+def test_reward_choice_never_counts_a_letter_that_is_denied(right: str, wrong: str) -> None:
     if right != wrong:
         for form in (
             "Option {1} is wrong, so {0}.",
@@ -386,7 +386,7 @@ def test_choice_never_counts_a_letter_that_is_denied(right: str, wrong: str) -> 
 QUESTION = "What is the capital of France?\n\nA. London\nB) Berlin\n(C) Paris\n**D.** Rome\n\nAnswer with the letter."
 
 
-def test_choice_reads_the_options_that_a_question_lists() -> None:
+def test_reward_choice_reads_the_options_that_a_question_lists() -> None:
     assert options_of(QUESTION, "ABCDE") == {"A": "London", "B": "Berlin", "C": "Paris", "D": "Rome"}
     assert options_of("A. one\nC. three", "ABCDE") == {}  # B is missing
     assert options_of("A. one\nB. two\nA. again", "ABCDE") == {}
@@ -406,7 +406,7 @@ def test_choice_reads_the_options_that_a_question_lists() -> None:
         ("The capital of France", None),
     ],
 )
-def test_choice_by_the_text_of_an_option(text: str, right: bool | None) -> None:
+def test_reward_choice_by_the_text_of_an_option(text: str, right: bool | None) -> None:
     assert score_choice(text, "C", "ABCDE", QUESTION) is right
     assert score_choice(text, "Paris", "ABCDE", QUESTION) is right  # the reference may be the text too
 
@@ -414,13 +414,13 @@ def test_choice_by_the_text_of_an_option(text: str, right: bool | None) -> None:
 @pytest.mark.parametrize(
     "reference", ["C", "(C)", "c", "C. Paris", "C) Paris", "Answer: C", "答案:C", r"\boxed{C}", " C\n", "C: x"]
 )
-def test_choice_reads_references_as_data_sets_write_them(reference: str) -> None:
+def test_reward_choice_reads_references_as_data_sets_write_them(reference: str) -> None:
     assert score_choice("C", reference, "ABCDE") is True
     assert score_choice("D", reference, "ABCDE") is False
 
 
 @pytest.mark.parametrize("reference", ["2", "Paris", "F", "A or B", "C, D"])
-async def test_choice_reference_without_a_letter_is_refused(
+async def test_reward_choice_reference_without_a_letter_is_refused(
     pool: LocalWorkerPool, rollout: MakeRollout, reference: str
 ) -> None:
     """No answer could ever be right, so it must not look as if all were wrong."""
@@ -455,7 +455,7 @@ async def test_choice_reference_without_a_letter_is_refused(
         "选A",
     ],
 )
-def test_choice_is_found_in_linear_time(piece: str) -> None:
+def test_reward_choice_is_found_in_linear_time(piece: str) -> None:
     def seconds(text: str) -> float:
         chosen_letter(text, "ABCDE")
         started = time.process_time()
@@ -467,7 +467,7 @@ def test_choice_is_found_in_linear_time(piece: str) -> None:
     assert sum(len(mention.letters) for mention in find_mentions((piece * 20_000)[:20_000], "ABCDE")) <= MOST_LETTERS
 
 
-async def test_choice_without_a_letter_is_no_answer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_choice_without_a_letter_is_no_answer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     reward = build(pool, "choice")
     right, wrong, none = [await reward(rollout(text, "B")) for text in ("The answer is B", "A", "I do not know.")]
     assert [(r.value, r.correct, r.verdict) for r in (right, wrong, none)] == [

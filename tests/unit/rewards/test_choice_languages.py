@@ -138,11 +138,11 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("text", "letter"), ANSWERS)
-def test_choice_reads_sentences_of_other_languages_and_brackets(text: str, letter: str | None) -> None:
+def test_reward_choice_reads_sentences_of_other_languages_and_brackets(text: str, letter: str | None) -> None:
     assert chosen_letter(text, "ABCDE") == letter
 
 
-def test_choice_never_takes_another_letter_for_right() -> None:
+def test_reward_choice_never_takes_another_letter_for_right() -> None:
     wrong = [
         (text, other)
         for text, letter in ANSWERS
@@ -152,14 +152,14 @@ def test_choice_never_takes_another_letter_for_right() -> None:
     assert wrong == []
 
 
-def test_choice_options_with_brackets_are_no_list_of_options() -> None:
+def test_reward_choice_options_with_brackets_are_no_list_of_options() -> None:
     assert options_of("A (Paris)\nB (Rome)", "ABCDE") == {}
 
 
 @pytest.mark.parametrize(
     "text", ["Die Antwort ist " * 4_000, "A (" * 20_000, "only B fits " * 5_000, "la la la A " * 5_000, "B es " * 9_000]
 )
-def test_choice_of_long_texts_takes_linear_time(text: str) -> None:
+def test_reward_choice_of_long_texts_takes_linear_time(text: str) -> None:
     begin = time.process_time()
     chosen_letter(text, "ABCDE")
     assert time.process_time() - begin < 5

@@ -70,7 +70,9 @@ def config(**settings: Any) -> JudgeReward:
 SCORES = {'"score": ': {"1": 0.4, "9": 0.6}, '"score": 1': {"0": 0.25, "}": 0.75}}
 
 
-async def test_a_score_is_the_mean_over_all_verdicts_and_digits_are_told_apart(tiny_model: Path) -> None:
+async def test_reward_engine_judge_a_score_is_the_mean_over_all_verdicts_and_digits_are_told_apart(
+    tiny_model: Path,
+) -> None:
     model = Model(tiny_model, 'It is \\"so\\" so.", "sco', SCORES)
     reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, pointwise_schema(1, 10)))
     # 0.4 x (0.25 x 10 + 0.75 x 1) + 0.6 x 9
@@ -81,14 +83,16 @@ async def test_a_score_is_the_mean_over_all_verdicts_and_digits_are_told_apart(t
     assert [len(request.sampling.choices) for _, request in model.asked] == [0, 9, 2]
 
 
-async def test_the_likeliest_verdict_may_be_asked_for_and_nothing_explained(tiny_model: Path) -> None:
+async def test_reward_engine_judge_the_likeliest_verdict_may_be_asked_for_and_nothing_explained(
+    tiny_model: Path,
+) -> None:
     model = Model(tiny_model, weights=SCORES)
     chat = EngineChat(config(verdict="likeliest", explain=False), model.judge)
     assert json.loads(await chat.ask(QUESTION, pointwise_schema(1, 10, explain=False))) == {"score": 9}
     assert model.asked[0][0].endswith('assistant\n{"score": ')
 
 
-async def test_a_comparison_weighs_all_outcomes(tiny_model: Path) -> None:
+async def test_reward_engine_judge_a_comparison_weighs_all_outcomes(tiny_model: Path) -> None:
     model = Model(tiny_model, weights={'"winner": "': {"A": 0.5, "t": 0.3, "B": 0.2}})
     reply = await EngineChat(config(), model.judge).ask(QUESTION, pairwise_schema(explain=False))
     assert json.loads(reply) == {"winner": "A", "probabilities": {"A": 0.5, "B": 0.2, "tie": 0.3}}
@@ -97,7 +101,7 @@ async def test_a_comparison_weighs_all_outcomes(tiny_model: Path) -> None:
     assert read_preference('{"winner": "B", "probabilities": {"A": 7, "B": 0, "tie": 0}}').points == 0.0
 
 
-async def test_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path) -> None:
+async def test_reward_engine_judge_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path) -> None:
     model = Model(tiny_model, "no \\x escape", SCORES)
     reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, pointwise_schema(1, 10)))
     assert reply["reasoning"] == "no \\x escape"
@@ -105,7 +109,9 @@ async def test_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path
     assert '"' in ends and "<|im_end|>" in ends and "a" not in ends
 
 
-async def test_an_answer_too_long_for_the_judge_is_given_up_with_what_to_change(tiny_model: Path) -> None:
+async def test_reward_engine_judge_an_answer_too_long_for_the_judge_is_given_up_with_what_to_change(
+    tiny_model: Path,
+) -> None:
     model = Model(tiny_model, weights=SCORES)
     long: list[Message] = [Message(role="user", content="x" * 4096)]
     with pytest.raises(UnscorableError, match=r"would need \d{4} tokens .* has 4096: raise judge\.max_context"):
@@ -114,7 +120,9 @@ async def test_an_answer_too_long_for_the_judge_is_given_up_with_what_to_change(
 
 
 @given(st.sets(st.integers(0, 120), min_size=2, max_size=30), st.integers(0, 2**32 - 1))
-def test_shares_of_all_verdicts_are_products_along_the_tree_and_sum_to_one(values: set[int], seed: int) -> None:
+def test_reward_engine_judge_shares_of_all_verdicts_are_products_along_the_tree_and_sum_to_one(
+    values: set[int], seed: int
+) -> None:
     chance = np.random.default_rng(seed)
     sequences = {value: tuple(map(ord, f"score: {value}}}")) for value in values}
 
@@ -139,7 +147,7 @@ def build(model: Model | None, pool: LocalWorkerPool, **settings: Any) -> Any:
     return build_reward(entries, pool, None, model.judge if model else None)
 
 
-async def test_equal_answers_are_judged_once_and_counted(
+async def test_reward_engine_judge_equal_answers_are_judged_once_and_counted(
     tiny_model: Path, pool: LocalWorkerPool, rollout: Callable[..., Rollout]
 ) -> None:
     model = Model(tiny_model, weights=SCORES)
@@ -152,7 +160,7 @@ async def test_equal_answers_are_judged_once_and_counted(
     await reward.close()
 
 
-async def test_what_engines_fail_at_is_never_a_reward(
+async def test_reward_engine_judge_what_engines_fail_at_is_never_a_reward(
     tiny_model: Path, pool: LocalWorkerPool, rollout: Callable[..., Rollout]
 ) -> None:
     model = Model(tiny_model)
@@ -167,7 +175,7 @@ async def test_what_engines_fail_at_is_never_a_reward(
     await reward.close()
 
 
-async def test_a_judge_without_a_run_is_refused(pool: LocalWorkerPool) -> None:
+async def test_reward_engine_judge_a_judge_without_a_run_is_refused(pool: LocalWorkerPool) -> None:
     with pytest.raises(ConfigError, match="no `url`, and here is no run with a judge of its own"):
         build(None, pool)
 
@@ -182,12 +190,12 @@ async def test_a_judge_without_a_run_is_refused(pool: LocalWorkerPool) -> None:
         ({"scale": [0, 1000]}, "has 1,001 verdicts, and the run's own judge weighs at most 101"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_reward_engine_judge_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         config(**settings)
 
 
-def test_a_template_without_a_system_role_gets_its_words_from_the_user(tiny_model: Path) -> None:
+def test_reward_engine_judge_a_template_without_a_system_role_gets_its_words_from_the_user(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(tiny_model)
     tokenizer.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}" + str(
         tokenizer.chat_template

@@ -47,7 +47,7 @@ def form(**settings: Any) -> dict[str, Any]:
         (GOOD, {"first_tag_open": True}, "<think> occurs 2 times"),
     ],
 )
-async def test_tags(
+async def test_reward_format_tags(
     pool: LocalWorkerPool, rollout: MakeRollout, text: str, settings: dict[str, Any], verdict: str
 ) -> None:
     result = await build(pool, form(tags=["think", "answer"], **settings))(rollout(text))
@@ -75,12 +75,12 @@ SCHEMA = {
         ("[" * 50_000, "not JSON"),
     ],
 )
-async def test_schemas(pool: LocalWorkerPool, rollout: MakeRollout, text: str, verdict: str) -> None:
+async def test_reward_format_schemas(pool: LocalWorkerPool, rollout: MakeRollout, text: str, verdict: str) -> None:
     result = await build(pool, form(json_schema=SCHEMA))(rollout(text))
     assert (result.value, result.verdict) == (float(verdict == "fine"), verdict)
 
 
-async def test_json_may_stand_in_a_tag_and_requirements_may_count_one_by_one(
+async def test_reward_format_json_may_stand_in_a_tag_and_requirements_may_count_one_by_one(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     settings = form(tags=["answer"], json_schema=SCHEMA, json_tag="answer", pattern="<answer>.*", partial=True)
@@ -91,7 +91,7 @@ async def test_json_may_stand_in_a_tag_and_requirements_may_count_one_by_one(
     assert (no_tag.value, no_tag.verdict) == (0.0, "<answer> occurs 0 times")
 
 
-async def test_a_pattern_must_match_all_of_it(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_format_a_pattern_must_match_all_of_it(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     reward = build(pool, form(pattern=r"So:.*\d"))
     assert (await reward(rollout("So:\n7"))).value == 1.0
     assert (await reward(rollout("So: 7."))).verdict == "does not match the pattern"
@@ -99,7 +99,7 @@ async def test_a_pattern_must_match_all_of_it(pool: LocalWorkerPool, rollout: Ma
     assert (await hostile(rollout("a" * 60))).verdict == "timeout"
 
 
-async def test_a_schema_that_is_none_is_refused_at_once(pool: LocalWorkerPool) -> None:
+async def test_reward_format_a_schema_that_is_none_is_refused_at_once(pool: LocalWorkerPool) -> None:
     with pytest.raises(
         ConfigError, match=r"json_schema of the reward 'format' is no JSON Schema, at 'properties.a.type'"
     ):
@@ -117,12 +117,14 @@ async def test_a_schema_that_is_none_is_refused_at_once(pool: LocalWorkerPool) -
         ({"pattern": "("}, "is not a regular expression"),
     ],
 )
-def test_settings_that_ask_for_nothing_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_reward_format_settings_that_ask_for_nothing_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         TypeAdapter(RewardList).validate_python([form(**settings)])
 
 
-async def test_behind_a_gate_everything_is_worth_nothing(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_format_behind_a_gate_everything_is_worth_nothing(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     gate = form(tags=["answer"], gate=True, weight=0.25)
     reward = build(pool, gate, {"type": "math", "weight": 2.0})
     good = await reward(rollout("<answer>7</answer>", "7"))
@@ -134,7 +136,9 @@ async def test_behind_a_gate_everything_is_worth_nothing(pool: LocalWorkerPool, 
     assert (wrong.value, wrong.correct) == (0.25, False)
 
 
-async def test_a_gate_may_ask_for_any_value_and_add_nothing(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_format_a_gate_may_ask_for_any_value_and_add_nothing(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     short = {"type": "length", "free_tokens": 0, "full_tokens": 2, "gate": -0.5, "weight": 0.0}
     from dataclasses import replace
 
@@ -146,7 +150,9 @@ async def test_a_gate_may_ask_for_any_value_and_add_nothing(pool: LocalWorkerPoo
     assert ((await reward(two)).value, (await reward(two)).correct) == (0.0, False)
 
 
-async def test_what_is_only_watched_decides_nothing_but_is_heard(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_format_what_is_only_watched_decides_nothing_but_is_heard(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     reward = build(pool, "math", {"type": "exact", "weight": 0.0})
     result = await reward(rollout("It is 7", "7"))
     assert (result.value, result.correct, result.verdict) == (1.0, True, "correct")
@@ -154,6 +160,6 @@ async def test_what_is_only_watched_decides_nothing_but_is_heard(pool: LocalWork
     assert dict(result.components) == {"math": 1.0, "exact": 0.0}
 
 
-async def test_no_gate_is_no_gate(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_format_no_gate_is_no_gate(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     reward = build(pool, form(tags=["answer"], gate=False), "math")
     assert (await reward(rollout("It is 7", "7"))).value == 1.0

@@ -18,7 +18,7 @@ def verifier(function, pool, **settings):
     return python_verifier(PythonReward(type="python", **settings).with_object(function), pool)
 
 
-async def test_a_closure_runs_in_a_worker_with_what_it_captured(pool, rollout):
+async def test_reward_function_a_closure_runs_in_a_worker_with_what_it_captured(pool, rollout):
     offset = 40
 
     def reward(text, answer, metadata):
@@ -29,7 +29,7 @@ async def test_a_closure_runs_in_a_worker_with_what_it_captured(pool, rollout):
     assert judgement.value == 42
 
 
-async def test_lambdas_coroutines_callables_and_options_are_functions_too(pool, rollout):
+async def test_reward_function_lambdas_coroutines_callables_and_options_are_functions_too(pool, rollout):
     class Longer:
         def __call__(self, text, answer, metadata, *, than):
             return len(text) > than
@@ -43,7 +43,7 @@ async def test_lambdas_coroutines_callables_and_options_are_functions_too(pool, 
     assert (await verifier(Longer(), pool, options={"than": 1}).judge(rollout("ab"))).value == 1.0
 
 
-async def test_what_cannot_travel_runs_here_one_answer_at_a_time(pool, caplog, rollout):
+async def test_reward_function_what_cannot_travel_runs_here_one_answer_at_a_time(pool, caplog, rollout):
     lock, threads, running = threading.Lock(), set(), []
 
     def reward(text, answer, metadata):
@@ -59,7 +59,7 @@ async def test_what_cannot_travel_runs_here_one_answer_at_a_time(pool, caplog, r
     assert pool.health()["restarts"] == 0
 
 
-async def test_one_that_hangs_here_costs_its_own_time_alone(pool, rollout):
+async def test_reward_function_one_that_hangs_here_costs_its_own_time_alone(pool, rollout):
     hold, calls = threading.Event(), []
 
     def reward(text, answer, metadata):
@@ -81,7 +81,7 @@ async def test_one_that_hangs_here_costs_its_own_time_alone(pool, rollout):
     hold.set()
 
 
-async def test_an_exception_here_is_our_failure_like_one_in_a_worker(pool, rollout):
+async def test_reward_function_an_exception_here_is_our_failure_like_one_in_a_worker(pool, rollout):
     lock = threading.Lock()
 
     def reward(text, answer, metadata):
@@ -93,7 +93,7 @@ async def test_an_exception_here_is_our_failure_like_one_in_a_worker(pool, rollo
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError("by a library")])
-async def test_one_that_ends_its_thread_here_is_not_waited_for(pool, rollout, error):
+async def test_reward_function_one_that_ends_its_thread_here_is_not_waited_for(pool, rollout, error):
     lock = threading.Lock()
 
     def reward(text, answer, metadata):
@@ -104,17 +104,17 @@ async def test_one_that_ends_its_thread_here_is_not_waited_for(pool, rollout, er
         await verifier(reward, pool, time_limit_s=1000).judge(rollout("ab"))
 
 
-async def test_a_large_captured_object_is_warned_of(pool, caplog):
+async def test_reward_function_a_large_captured_object_is_warned_of(pool, caplog):
     table = b"x" * (5 * 2**20)
     verifier(lambda text, answer, metadata: len(table), pool)
     assert "takes 5 MiB along to every call" in caplog.text
 
 
-async def test_a_function_that_takes_other_arguments_is_refused_before_training(pool):
+async def test_reward_function_a_function_that_takes_other_arguments_is_refused_before_training(pool):
     with pytest.raises(ConfigError, match=r"reward function '<lambda>' cannot be called as \(text, answer, metadata\)"):
         verifier(lambda text: 1.0, pool)
 
 
-async def test_a_reward_that_was_not_given_again_says_so(pool):
+async def test_reward_function_a_reward_that_was_not_given_again_says_so(pool):
     with pytest.raises(ConfigError, match=r"the reward 'mine' is a Python object, which no file keeps: give it again"):
         python_verifier(PythonReward(type="python", name="mine"), pool)

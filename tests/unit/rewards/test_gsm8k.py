@@ -45,7 +45,7 @@ def forms(answer: str) -> dict[str, str]:
     }
 
 
-def test_gold_answers_are_accepted_in_every_form() -> None:
+def test_reward_gsm8k_gold_answers_are_accepted_in_every_form() -> None:
     assert len(references()) == 1319
     rejected = [
         (style, form, answer)
@@ -56,7 +56,7 @@ def test_gold_answers_are_accepted_in_every_form() -> None:
     assert rejected == []
 
 
-def test_changed_answers_are_rejected_in_every_form() -> None:
+def test_reward_gsm8k_changed_answers_are_rejected_in_every_form() -> None:
     accepted = []
     for answer in references():
         value = int(answer.replace(",", ""))
@@ -65,7 +65,7 @@ def test_changed_answers_are_rejected_in_every_form() -> None:
     assert accepted == []
 
 
-def test_the_solutions_of_the_data_set_are_right_and_those_of_the_next_question_are_not() -> None:
+def test_reward_gsm8k_the_solutions_of_the_data_set_are_right_and_those_of_the_next_question_are_not() -> None:
     rows = [json.loads(line)["answer"] for line in DATA.read_text().splitlines()]
     answers = references()
     assert all(score_math(row, answer, "auto")[0] for row, answer in zip(rows, answers, strict=True))

@@ -138,7 +138,7 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "follow", "break_it"), CASES, ids=[case[0] for case in CASES])
-def test_what_follows_an_instruction_and_what_does_not(
+def test_reward_instructions_what_follows_an_instruction_and_what_does_not(
     name: str, arguments: dict[str, Any], follow: list[str], break_it: list[str]
 ) -> None:
     assert [check(name, arguments, text) for text in follow] == [True] * len(follow)
@@ -146,7 +146,7 @@ def test_what_follows_an_instruction_and_what_does_not(
     assert check(name, arguments, "  \n") is False
 
 
-def test_all_25_instructions_are_there_and_tried() -> None:
+def test_reward_instructions_all_25_instructions_are_there_and_tried() -> None:
     assert len(INSTRUCTIONS) == 25
     assert {case[0] for case in CASES} == set(INSTRUCTIONS)
 
@@ -155,7 +155,7 @@ def test_all_25_instructions_are_there_and_tried() -> None:
     text=st.text(max_size=60),
     case=st.sampled_from([c for c in CASES if "language" not in c[0] and "case:eng" not in c[0]]),
 )
-def test_no_text_breaks_a_check_and_loose_accepts_whatever_strict_does(
+def test_reward_instructions_no_text_breaks_a_check_and_loose_accepts_whatever_strict_does(
     text: str, case: tuple[str, dict[str, Any], list[str], list[str]]
 ) -> None:
     name, arguments, _, _ = case
@@ -164,7 +164,7 @@ def test_no_text_breaks_a_check_and_loose_accepts_whatever_strict_does(
     assert loose or not strict
 
 
-def test_variants_by_hand() -> None:
+def test_reward_instructions_variants_by_hand() -> None:
     assert variants("a\n*b*\nc") == ["a\n*b*\nc", "*b*\nc", "a\n*b*", "*b*", "a\nb\nc", "b\nc", "a\nb", "b"]
     assert variants("one") == ["one", ""]
 
@@ -185,18 +185,18 @@ def test_variants_by_hand() -> None:
         ("?! ...", []),
     ],
 )
-def test_sentences(text: str, found: list[str]) -> None:
+def test_reward_instructions_sentences(text: str, found: list[str]) -> None:
     assert sentences(text) == found
 
 
 @pytest.mark.parametrize("piece", [". ", "1. ", "1.", "a. ", "A. ", "1 . ", "\n1."])
-def test_sentences_take_time_in_proportion_to_the_text(piece: str) -> None:
+def test_reward_instructions_sentences_take_time_in_proportion_to_the_text(piece: str) -> None:
     started = time.thread_time()
     sentences(piece * (100_000 // len(piece)))
     assert time.thread_time() - started < 1.0  # marks without words took 49 s
 
 
-def test_words() -> None:
+def test_reward_instructions_words() -> None:
     assert num_words("It's 3 o'clock, isn't it?") == 8  # It s 3 o clock isn t it
     assert capital_words("I saw the U.S. and NASA-ESA, A-b c") == 3
 
@@ -221,12 +221,12 @@ def test_words() -> None:
         ("detectable_format:number_bullet_lists", {"num_bullets": True}, "must be a whole number, got True"),
     ],
 )
-def test_unusable_instructions_are_named(name: str, arguments: dict[str, Any], words: str) -> None:
+def test_reward_instructions_unusable_instructions_are_named(name: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InstructionError, match=words):
         check(name, arguments, "text")
 
 
-def test_a_language_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_instructions_a_language_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "langdetect", None)
     with pytest.raises(ConfigError, match=r"pip install 'roll-rl\[instructions\]'"):
         instruction_checks.language_of("text")
@@ -243,7 +243,7 @@ METADATA = {
 }
 
 
-async def test_a_row_of_ifeval_is_scored_with_each_instruction_as_a_component(
+async def test_reward_instructions_a_row_of_ifeval_is_scored_with_each_instruction_as_a_component(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     strict, share = build(pool), build(pool, score="share")
@@ -260,13 +260,15 @@ async def test_a_row_of_ifeval_is_scored_with_each_instruction_as_a_component(
     assert ((await share(one)).value, (await share(one)).correct) == (0.5, False)
 
 
-async def test_loose_forgives_an_introduction(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_instructions_loose_forgives_an_introduction(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     polite = rollout("Sure, here you are:\nRoses are red.", metadata=METADATA)
     assert (await build(pool)(polite)).value == 0.0
     assert (await build(pool, loose=True)(polite)).value == 1.0
 
 
-async def test_columns_may_be_json_and_called_otherwise(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_instructions_columns_may_be_json_and_called_otherwise(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     metadata = {"names": '["keywords:existence"]', "args": '[{"keywords": ["a"]}]'}
     reward = build(pool, ids_key="names", arguments_key="args")
     assert (await reward(rollout("a", metadata=metadata))).value == 1.0
@@ -291,7 +293,7 @@ async def test_columns_may_be_json_and_called_otherwise(pool: LocalWorkerPool, r
         ),
     ],
 )
-async def test_malformed_prompts_are_told_by_name(
+async def test_reward_instructions_malformed_prompts_are_told_by_name(
     pool: LocalWorkerPool, rollout: MakeRollout, metadata: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

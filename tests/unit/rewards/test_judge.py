@@ -50,7 +50,7 @@ def content(body: dict[str, Any]) -> str:
     return str(body["messages"][1]["content"])
 
 
-async def test_a_score_becomes_a_share_of_the_scale(
+async def test_reward_judge_a_score_becomes_a_share_of_the_scale(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     reward = build(server, pool, scale=[1, 5], solved_at=0.75)
@@ -66,7 +66,7 @@ async def test_a_score_becomes_a_share_of_the_scale(
     await reward.close()
 
 
-async def test_without_a_threshold_a_judge_does_not_decide(
+async def test_reward_judge_without_a_threshold_a_judge_does_not_decide(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     reward = build(server, pool, rubric="quality")
@@ -76,7 +76,7 @@ async def test_without_a_threshold_a_judge_does_not_decide(
     await reward.close()
 
 
-async def test_what_is_judged_stands_between_marks_that_it_cannot_close(
+async def test_reward_judge_what_is_judged_stands_between_marks_that_it_cannot_close(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     reward = build(server, pool, rubric="quality")
@@ -101,7 +101,7 @@ async def test_what_is_judged_stands_between_marks_that_it_cannot_close(
         ("A", "tie", 0.75, "depends on the order", 0.0),
     ],
 )
-async def test_pairs_are_compared_in_both_orders(
+async def test_reward_judge_pairs_are_compared_in_both_orders(
     server: JudgeServer,
     pool: LocalWorkerPool,
     rollout: MakeRollout,
@@ -125,7 +125,7 @@ async def test_pairs_are_compared_in_both_orders(
     await reward.close()
 
 
-async def test_a_reference_may_stand_in_a_column(
+async def test_reward_judge_a_reference_may_stand_in_a_column(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     reward = build(server, pool, reference_key="chosen")
@@ -136,7 +136,9 @@ async def test_a_reference_may_stand_in_a_column(
     await reward.close()
 
 
-async def test_an_empty_answer_needs_no_judge(server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_judge_an_empty_answer_needs_no_judge(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     reward = build(server, pool, rubric="quality", solved_at=0.5)
     result = await reward(rollout("  \n"))
     assert (result.value, result.correct, result.verdict) == (0.0, False, "no answer")
@@ -151,7 +153,7 @@ def status(code: int, **headers: str) -> Callable[[dict[str, Any]], web.Response
 
 
 @pytest.mark.parametrize("code", [408, 409, 425, 429, 500, 502, 503, 529])
-async def test_passing_failures_are_tried_again(
+async def test_reward_judge_passing_failures_are_tried_again(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, code: int
 ) -> None:
     server.script = [status(code), status(code), lambda body: score(10)]
@@ -161,7 +163,7 @@ async def test_passing_failures_are_tried_again(
     await reward.close()
 
 
-async def test_waits_double_with_jitter_and_honour_what_the_server_asks_for(
+async def test_reward_judge_waits_double_with_jitter_and_honour_what_the_server_asks_for(
     server: JudgeServer, rollout: MakeRollout
 ) -> None:
     waits: list[float] = []
@@ -185,7 +187,7 @@ async def test_waits_double_with_jitter_and_honour_what_the_server_asks_for(
 
 
 @pytest.mark.parametrize("kind", ["refused", "status", "slow", "cut off", "no completion", "empty"])
-async def test_an_unreachable_judge_is_our_failure_never_a_reward(
+async def test_reward_judge_an_unreachable_judge_is_our_failure_never_a_reward(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, kind: str
 ) -> None:
     never = asyncio.Event()
@@ -234,7 +236,7 @@ def replied(content: Any, finish_reason: str | None = "stop", **fields: Any) -> 
         (lambda body: replied({"text": "x"}), "no chat completion"),
     ],
 )
-async def test_a_judges_reply_that_is_no_whole_answer_is_asked_for_again_and_is_then_our_failure(
+async def test_reward_judge_a_judges_reply_that_is_no_whole_answer_is_asked_for_again_and_is_then_our_failure(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, reply: Any, words: str
 ) -> None:
     server.script = [reply]
@@ -259,7 +261,7 @@ async def test_a_judges_reply_that_is_no_whole_answer_is_asked_for_again_and_is_
         ("error abort insufficient_system_resource OTHER MALFORMED_RESPONSE", "failed in the midst"),
     ],
 )
-async def test_a_judges_finish_reason_is_read_in_the_spelling_of_every_server(
+async def test_reward_judge_a_judges_finish_reason_is_read_in_the_spelling_of_every_server(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, reasons: str, words: str
 ) -> None:
     reward = build(server, pool, max_attempts=1)
@@ -272,7 +274,7 @@ async def test_a_judges_finish_reason_is_read_in_the_spelling_of_every_server(
 
 
 @pytest.mark.parametrize("reason", ["stop", "STOP", "end_turn", "stop_sequence", "eos", "COMPLETE", "tool_calls", None])
-async def test_a_judges_reply_is_whole_with_any_other_finish_reason(
+async def test_reward_judge_a_judges_reply_is_whole_with_any_other_finish_reason(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, reason: str | None
 ) -> None:
     server.answer = lambda body: replied('{"score": 10}', reason)
@@ -281,7 +283,9 @@ async def test_a_judges_reply_is_whole_with_any_other_finish_reason(
     await reward.close()
 
 
-async def test_a_judge_that_refuses_is_quoted(server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_judge_a_judge_that_refuses_is_quoted(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     server.answer = lambda body: replied(None, refusal="I cannot help with that.")
     reward = build(server, pool, max_attempts=1)
     with pytest.raises(RewardInfraError, match=r"it refuses to reply: 'I cannot help with that\.'"):
@@ -289,7 +293,7 @@ async def test_a_judge_that_refuses_is_quoted(server: JudgeServer, pool: LocalWo
     await reward.close()
 
 
-async def test_a_judges_reply_may_be_a_list_of_parts(
+async def test_reward_judge_a_judges_reply_may_be_a_list_of_parts(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     parts = [{"type": "thinking", "thinking": '{"score": 1}'}, {"type": "text", "text": '{"sco'}, {"text": 're": 10}'}]
@@ -299,7 +303,7 @@ async def test_a_judges_reply_may_be_a_list_of_parts(
     await reward.close()
 
 
-async def test_a_judge_that_asks_for_a_day_is_told_of_at_once(
+async def test_reward_judge_a_judge_that_asks_for_a_day_is_told_of_at_once(
     server: JudgeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     told_before_waiting: list[bool] = []
@@ -316,7 +320,7 @@ async def test_a_judge_that_asks_for_a_day_is_told_of_at_once(
     await chat.close()
 
 
-async def test_what_the_user_has_to_mend_is_told_with_a_clear_message_and_without_the_key(
+async def test_reward_judge_what_the_user_has_to_mend_is_told_with_a_clear_message_and_without_the_key(
     server: JudgeServer,
     pool: LocalWorkerPool,
     rollout: MakeRollout,
@@ -335,7 +339,7 @@ async def test_what_the_user_has_to_mend_is_told_with_a_clear_message_and_withou
     await reward.close()
 
 
-async def test_a_key_that_is_not_set_is_told_before_training(
+async def test_reward_judge_a_key_that_is_not_set_is_told_before_training(
     server: JudgeServer, pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_JUDGE_KEY", raising=False)
@@ -343,7 +347,7 @@ async def test_a_key_that_is_not_set_is_told_before_training(
         build(server, pool, api_key_env="MY_JUDGE_KEY")
 
 
-async def test_one_answer_that_the_judge_cannot_take_does_not_stop_the_run(
+async def test_reward_judge_one_answer_that_the_judge_cannot_take_does_not_stop_the_run(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     server.script = [status(400)]
@@ -355,7 +359,7 @@ async def test_one_answer_that_the_judge_cannot_take_does_not_stop_the_run(
     await reward.close()
 
 
-async def test_a_reply_that_cannot_be_read_is_asked_for_again_with_the_reason(
+async def test_reward_judge_a_reply_that_cannot_be_read_is_asked_for_again_with_the_reason(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     server.script = [lambda body: completion("I like it!"), lambda body: score(11), lambda body: score(10)]
@@ -371,7 +375,7 @@ async def test_a_reply_that_cannot_be_read_is_asked_for_again_with_the_reason(
     await reward.close()
 
 
-async def test_no_more_requests_than_allowed_are_under_way(
+async def test_reward_judge_no_more_requests_than_allowed_are_under_way(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     gate = asyncio.Event()
@@ -390,7 +394,7 @@ async def test_no_more_requests_than_allowed_are_under_way(
     await reward.close()
 
 
-async def test_equal_answers_are_judged_once_also_at_the_same_time_and_in_a_later_run(
+async def test_reward_judge_equal_answers_are_judged_once_also_at_the_same_time_and_in_a_later_run(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, tmp_path: Path
 ) -> None:
     cache = str(tmp_path / "cache")
@@ -416,7 +420,7 @@ async def test_equal_answers_are_judged_once_also_at_the_same_time_and_in_a_late
     await fresh.close()
 
 
-async def test_judge_a_kept_reply_that_cannot_be_read_any_more_is_asked_for_again(
+async def test_reward_judge_a_kept_reply_that_cannot_be_read_any_more_is_asked_for_again(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, tmp_path: Path
 ) -> None:
     reward = build(server, pool, cache_dir=str(tmp_path))
@@ -431,7 +435,9 @@ async def test_judge_a_kept_reply_that_cannot_be_read_any_more_is_asked_for_agai
     await later.close()
 
 
-async def test_a_failed_request_is_not_kept(server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_judge_a_failed_request_is_not_kept(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     server.script = [status(500)]
     reward = build(server, pool, max_attempts=1)
     with pytest.raises(RewardInfraError, match="failed once"):
@@ -440,7 +446,7 @@ async def test_a_failed_request_is_not_kept(server: JudgeServer, pool: LocalWork
     await reward.close()
 
 
-async def test_one_caller_that_gives_up_does_not_take_the_verdict_from_the_others(
+async def test_reward_judge_one_caller_that_gives_up_does_not_take_the_verdict_from_the_others(
     server: JudgeServer, rollout: MakeRollout
 ) -> None:
     gate, asked = asyncio.Event(), asyncio.Event()
@@ -468,7 +474,9 @@ async def test_one_caller_that_gives_up_does_not_take_the_verdict_from_the_other
     await judge.close()
 
 
-async def test_closing_ends_what_is_under_way_and_may_be_repeated(server: JudgeServer, rollout: MakeRollout) -> None:
+async def test_reward_judge_closing_ends_what_is_under_way_and_may_be_repeated(
+    server: JudgeServer, rollout: MakeRollout
+) -> None:
     started = asyncio.Event()
 
     async def hang(body: dict[str, Any]) -> web.Response:
@@ -486,7 +494,7 @@ async def test_closing_ends_what_is_under_way_and_may_be_repeated(server: JudgeS
     await judge.close()
 
 
-async def test_a_watched_judge_that_fails_costs_no_rollout(
+async def test_reward_judge_a_watched_judge_that_fails_costs_no_rollout(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     server.answer = status(500)
@@ -518,7 +526,7 @@ async def test_a_watched_judge_that_fails_costs_no_rollout(
         ('```json\n{"reasoning": "<think>2</think> and <think>", "score": 10}\n```', 1.0),
     ],
 )
-def test_replies_are_read_as_models_write_them(reply: str, value: float) -> None:
+def test_reward_judge_replies_are_read_as_models_write_them(reply: str, value: float) -> None:
     assert read_score(reply, 1, 10) == value
 
 
@@ -542,7 +550,7 @@ def test_replies_are_read_as_models_write_them(reply: str, value: float) -> None
         "{" * 5000,
     ],
 )
-def test_other_replies_are_not_guessed_at(reply: str) -> None:
+def test_reward_judge_other_replies_are_not_guessed_at(reply: str) -> None:
     with pytest.raises(ReplyError):
         read_score(reply, 1, 10)
 
@@ -561,19 +569,19 @@ def test_other_replies_are_not_guessed_at(reply: str) -> None:
         '{"score": NaN}',
     ],
 )
-def test_a_hostile_reply_is_refused_in_no_time(reply: str) -> None:
+def test_reward_judge_a_hostile_reply_is_refused_in_no_time(reply: str) -> None:
     started = time.thread_time()
     with pytest.raises(ReplyError):
         read_score(reply, 1, 10)
     assert time.thread_time() - started < 0.05
 
 
-def test_a_verdict_behind_long_thoughts_is_read() -> None:
+def test_reward_judge_a_verdict_behind_long_thoughts_is_read() -> None:
     assert read_score("<think>" + "{x} " * 100_000 + '</think>{"score": 10}', 1, 10) == 1.0
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, "x" * (2**20 + 1), '{"choices":' * 50_000, "{}" * 100_000])
-async def test_a_hostile_body_is_our_failure(body: str, server: JudgeServer, rollout: MakeRollout) -> None:
+async def test_reward_judge_a_hostile_body_is_our_failure(body: str, server: JudgeServer, rollout: MakeRollout) -> None:
     server.answer = lambda _: web.Response(text=body, content_type="application/json")
     ask = Judge(settings := config(server, max_attempts=1), EndpointChat(settings))
     with pytest.raises(RewardInfraError, match=r"no chat completion|more than 1,048,576 bytes"):
@@ -581,7 +589,7 @@ async def test_a_hostile_body_is_our_failure(body: str, server: JudgeServer, rol
     await ask.close()
 
 
-def test_winners() -> None:
+def test_reward_judge_winners() -> None:
     assert [read_winner(f'{{"winner": "{w}"}}') for w in ("A", "b", "Answer A", "tie", "Both")] == [
         "A",
         "B",
@@ -593,7 +601,7 @@ def test_winners() -> None:
         read_winner('{"winner": "C"}')
 
 
-def test_the_cache_forgets_what_was_used_longest_ago() -> None:
+def test_reward_judge_the_cache_forgets_what_was_used_longest_ago() -> None:
     cache = ReplyCache(2)
     cache.put("a", "1")
     cache.put("b", "2")
@@ -602,7 +610,7 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("1", None, "3")
 
 
-def test_a_cache_directory_that_cannot_be_used_costs_the_cache_alone(
+def test_reward_judge_a_cache_directory_that_cannot_be_used_costs_the_cache_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -612,7 +620,7 @@ def test_a_cache_directory_that_cannot_be_used_costs_the_cache_alone(
     assert "kept in memory alone" in caplog.text
 
 
-def test_equal_content_has_equal_keys() -> None:
+def test_reward_judge_equal_content_has_equal_keys() -> None:
     assert content_key("a", {"x": 1, "y": [2]}) == content_key("a", {"y": [2], "x": 1})
     assert content_key("a", "b") != content_key("ab", "")
     assert len(content_key("\ud800")) == 40
@@ -628,12 +636,12 @@ def test_equal_content_has_equal_keys() -> None:
         ({"api_key_env": "sk-123"}, "String should match pattern"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+def test_reward_judge_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         JudgeReward.model_validate({"type": "judge", "url": "http://host/v1", "model": "m", **settings})
 
 
-def test_which_judges_need_a_reference() -> None:
+def test_reward_judge_which_judges_need_a_reference() -> None:
     def needs(**settings: Any) -> bool:
         return JudgeReward.model_validate(
             {"type": "judge", "url": "http://h/v1", "model": "m", **settings}

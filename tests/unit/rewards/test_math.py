@@ -123,34 +123,34 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "reference"), RIGHT)
-def test_a_right_answer_is_accepted(text: str, reference: str) -> None:
+def test_math_verifier_a_right_answer_is_accepted(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto") == (True, "correct")
 
 
 @pytest.mark.parametrize(("text", "reference"), WRONG)
-def test_a_wrong_answer_is_rejected(text: str, reference: str) -> None:
+def test_math_verifier_a_wrong_answer_is_rejected(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto") == (False, "wrong")
 
 
 @pytest.mark.parametrize("text", ["", "no idea", "x", "\n"])
-def test_no_number_where_one_is_asked_for_is_no_answer(text: str) -> None:
+def test_math_verifier_no_number_where_one_is_asked_for_is_no_answer(text: str) -> None:
     assert score_math(text, "7", "auto") == (False, "no answer")
 
 
-def test_extract_says_what_is_looked_at() -> None:
+def test_math_verifier_extract_says_what_is_looked_at() -> None:
     both = r"\boxed{7}, that is 8"
     assert [score_math(both, "7", kind)[0] for kind in ("auto", "boxed", "last_number")] == [True, True, False]
     assert score_math("7", "7", "boxed") == (False, "no answer")
     assert score_math(r"\boxed{7", "7", "boxed") == (False, "no answer")
 
 
-def test_only_the_end_of_an_endless_answer_is_read() -> None:
+def test_math_verifier_only_the_end_of_an_endless_answer_is_read() -> None:
     assert score_math("1 " * 1_000_000 + "so 7", "7", "auto") == (True, "correct")
     assert score_math("7" * 1_000_000, "7", "auto") == (False, "wrong")
     assert score_math("7 " + "x" * 1_000_000, "7", "auto") == (False, "no answer")
 
 
-def test_boxes_may_hold_braces() -> None:
+def test_math_verifier_boxes_may_hold_braces() -> None:
     assert last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
     assert last_boxed(r"\fbox{ \{1, 2\} }") == r"\{1, 2\}"
     assert last_boxed(r"\boxed{1} \boxed{2") is None
@@ -171,13 +171,13 @@ def test_boxes_may_hold_braces() -> None:
         ("5--4", "4"),
     ],
 )
-def test_the_last_number_that_stands_for_itself(text: str, number: str | None) -> None:
+def test_math_verifier_the_last_number_that_stands_for_itself(text: str, number: str | None) -> None:
     assert last_number(text) == number
 
 
 @settings(max_examples=300, deadline=None)
 @given(value=st.integers(-(10**12), 10**12), decimals=st.integers(0, 4))
-def test_a_number_equals_itself_however_it_is_written_and_no_neighbour(value: int, decimals: int) -> None:
+def test_math_verifier_a_number_equals_itself_however_it_is_written_and_no_neighbour(value: int, decimals: int) -> None:
     exact = Fraction(value, 10**decimals)
     sign, digits = "-" if value < 0 else "", str(abs(value)).rjust(decimals + 1, "0")
     whole, point = (digits[: len(digits) - decimals], digits[len(digits) - decimals :])
@@ -193,13 +193,13 @@ def test_a_number_equals_itself_however_it_is_written_and_no_neighbour(value: in
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet="0123456789+-*/^=.,$%\\{}()[] \nabxboxedfrac", max_size=60))
-def test_extraction_never_fails(text: str) -> None:
+def test_math_verifier_extraction_never_fails(text: str) -> None:
     last_number(text)
     last_boxed(text)
     number_of(text)
 
 
-def test_importing_the_verifier_imports_no_heavy_library() -> None:
+def test_math_verifier_importing_the_verifier_imports_no_heavy_library() -> None:
     program = (
         "import sys, roll.rewards.math, roll.rewards.python, roll.rewards.reasoning_gym, roll.cluster.pool\n"
         "heavy = {'torch', 'transformers', 'sympy', 'math_verify', 'reasoning_gym', 'ray', 'vllm'} & set(sys.modules)\n"

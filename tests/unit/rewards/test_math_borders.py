@@ -23,7 +23,7 @@ from roll.rewards.math import LONGEST_REFERENCE, score_math
         (r"\boxed{5", "5" * (LONGEST_REFERENCE + 1)),
     ],
 )
-def test_math_of_a_box_that_is_not_closed_is_no_answer(text: str, reference: str) -> None:
+def test_math_verifier_math_of_a_box_that_is_not_closed_is_no_answer(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto") == (False, "no answer")
 
 
@@ -46,7 +46,7 @@ def test_math_of_a_box_that_is_not_closed_is_no_answer(text: str, reference: str
         ("3,4,5", "(3,4)", False),
     ],
 )
-def test_math_of_points_without_brackets(text: str, reference: str, right: bool) -> None:
+def test_math_verifier_math_of_points_without_brackets(text: str, reference: str, right: bool) -> None:
     assert score_math(text, reference, "auto")[0] is right
 
 
@@ -54,7 +54,7 @@ LONG = ["x+", "1", "word ", "(", "1,", r"\frac{1}{2}", "7 ", "x^2+3x+", "12,345,
 
 
 @pytest.mark.parametrize("piece", LONG)
-def test_math_of_a_reference_of_20000_characters_takes_no_time(piece: str) -> None:
+def test_math_verifier_math_of_a_reference_of_20000_characters_takes_no_time(piece: str) -> None:
     reference = (piece * 20_000)[:20_000]
     begin = time.process_time()
     for text in ("5", r"\boxed{5}", "The answer is $x+1$.", reference[:900]):
@@ -62,7 +62,7 @@ def test_math_of_a_reference_of_20000_characters_takes_no_time(piece: str) -> No
     assert time.process_time() - begin < 5
 
 
-def test_math_of_a_long_reference_is_right_as_the_same_text() -> None:
+def test_math_verifier_math_of_a_long_reference_is_right_as_the_same_text() -> None:
     reference = ", ".join(map(str, range(1_000)))
     assert len(reference) > LONGEST_REFERENCE
     assert score_math(reference, reference, "auto") == (True, "correct")

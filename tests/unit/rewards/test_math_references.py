@@ -147,7 +147,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_math_identical_text_is_right_in_every_form(reference: str) -> None:
+def test_math_verifier_math_identical_text_is_right_in_every_form(reference: str) -> None:
     wrong = []
     for form in FORMS:
         if "$" in reference and "${}$" in form:
@@ -158,7 +158,7 @@ def test_math_identical_text_is_right_in_every_form(reference: str) -> None:
 
 
 @given(st.text(max_size=60), st.sampled_from(["{}", "\\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}."]))
-def test_math_identical_text_is_right_whatever_it_is(text: str, form: str) -> None:
+def test_math_verifier_math_identical_text_is_right_whatever_it_is(text: str, form: str) -> None:
     """Braces that do not match open no box, and marks of tags and boxes are read as such."""
     if re.search(r"[{}<>\\#\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", text) or not normalized_text(text):
         return
@@ -167,7 +167,7 @@ def test_math_identical_text_is_right_whatever_it_is(text: str, form: str) -> No
 
 @pytest.mark.parametrize("reference", ["", " ", "$", "\\boxed{}", "\\text{ }", ".", "**"])
 @pytest.mark.parametrize("text", ["", " ", "$$", "\\boxed{}", "<answer></answer>", ".", "****", "The answer is ."])
-def test_math_empty_answer_is_never_right(text: str, reference: str) -> None:
+def test_math_verifier_math_empty_answer_is_never_right(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto")[0] is False
 
 
@@ -187,7 +187,7 @@ OTHER_TEXTS = [
 
 
 @pytest.mark.parametrize(("text", "reference"), OTHER_TEXTS)
-def test_math_other_text_is_wrong(text: str, reference: str) -> None:
+def test_math_verifier_math_other_text_is_wrong(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto")[0] is False
 
 
@@ -215,7 +215,7 @@ def test_math_other_text_is_wrong(text: str, reference: str) -> None:
         ("#### Final answer\nIt is 5", "5", True),
     ],
 )
-def test_math_reads_answers_in_tags_and_behind_marks(text: str, reference: str, right: bool) -> None:
+def test_math_verifier_math_reads_answers_in_tags_and_behind_marks(text: str, reference: str, right: bool) -> None:
     assert score_math(text, reference, "auto")[0] is right
 
 
@@ -240,7 +240,7 @@ SOLUTION = r"We have $2x = 1$, so $x=\boxed{\frac{1}{2}}$. (The other root, $3$,
         ("7", "7"),
     ],
 )
-def test_math_reference_is_the_answer_that_a_solution_ends_with(reference: str, answer: str) -> None:
+def test_math_verifier_math_reference_is_the_answer_that_a_solution_ends_with(reference: str, answer: str) -> None:
     assert reference_answer(reference) == answer
 
 
@@ -263,11 +263,11 @@ def test_math_reference_is_the_answer_that_a_solution_ends_with(reference: str, 
         (r"\boxed{12:30}", "12:30 PM", False),
     ],
 )
-def test_math_reads_bare_boxes_ratios_and_times_of_day(text: str, reference: str, right: bool) -> None:
+def test_math_verifier_math_reads_bare_boxes_ratios_and_times_of_day(text: str, reference: str, right: bool) -> None:
     assert score_math(text, reference, "auto")[0] is right
 
 
-def test_math_scores_against_solutions_of_published_columns() -> None:
+def test_math_verifier_math_scores_against_solutions_of_published_columns() -> None:
     for text, right in (
         (r"\boxed{0.5}", True),
         (r"\boxed{\frac12}", True),
@@ -281,7 +281,7 @@ def test_math_scores_against_solutions_of_published_columns() -> None:
 NESTED_BOX = r"(?s).*\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"
 
 
-def test_math_recipe_for_nested_boxes_is_that_of_the_documentation(tmp_path: Path) -> None:
+def test_math_verifier_math_recipe_for_nested_boxes_is_that_of_the_documentation(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
     assert f"answer_pattern: '{NESTED_BOX}'" in page
     config = FileData(source="file", path="x.jsonl", answer_pattern=NESTED_BOX, reward="math")  # type: ignore[arg-type]
@@ -315,7 +315,7 @@ UNITS: list[tuple[str, str, bool]] = [
 
 
 @pytest.mark.parametrize(("answer", "reference", "right"), UNITS)
-def test_math_units_and_currencies(answer: str, reference: str, right: bool) -> None:
+def test_math_verifier_math_units_and_currencies(answer: str, reference: str, right: bool) -> None:
     assert score_math(rf"\boxed{{{answer}}}", reference, "auto")[0] is right
 
 
@@ -335,7 +335,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
-def test_math_hostile_repetition_is_refused_by_its_looks(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_verifier_math_hostile_repetition_is_refused_by_its_looks(
+    body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The parser, whose time grows faster than its input, sees no more of them than a usual answer has."""
     seen: list[int] = []
     from roll.rewards.mathematics import symbolic
@@ -350,7 +352,7 @@ def test_math_hostile_repetition_is_refused_by_its_looks(body: str, monkeypatch:
 @pytest.mark.parametrize(
     "piece", [" ", "^ ", "^{ (", "5 ", "5 )", "\\binom ", "\\exp (", "^5 }", "- ", "_{ a", "\\Gamma( "]
 )
-def test_math_looks_are_judged_in_linear_time(piece: str) -> None:
+def test_math_verifier_math_looks_are_judged_in_linear_time(piece: str) -> None:
     def seconds(size: int) -> float:
         text = "x^" + (piece * size)[:size] + "x"
         started = time.process_time()
@@ -360,7 +362,7 @@ def test_math_looks_are_judged_in_linear_time(piece: str) -> None:
     assert seconds(3_900) < 40 * (seconds(390) + 0.005)  # blanks behind `^` took 60 times as long for 4 times as many
 
 
-def test_math_usual_answers_are_not_refused_by_their_looks() -> None:
+def test_math_verifier_math_usual_answers_are_not_refused_by_their_looks() -> None:
     usual: list[Any] = [
         r"\|x\| + |y| \le |x+y|",
         "x - -1",

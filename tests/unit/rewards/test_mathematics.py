@@ -350,17 +350,17 @@ def _loaded() -> None:
 
 
 @pytest.mark.parametrize(("text", "reference"), [*RIGHT, *NOTATION])
-def test_a_right_answer_is_accepted(text: str, reference: str) -> None:
+def test_math_verifier_a_right_answer_is_accepted(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto") == (True, "correct")
 
 
 @pytest.mark.parametrize(("text", "reference"), [*WRONG, *MISREAD])
-def test_a_wrong_answer_is_rejected(text: str, reference: str) -> None:
+def test_math_verifier_a_wrong_answer_is_rejected(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto")[0] is False
 
 
 @pytest.mark.parametrize(("text", "reference"), RESTATED)
-def test_a_calculation_is_no_answer_to_a_number(text: str, reference: str) -> None:
+def test_math_verifier_a_calculation_is_no_answer_to_a_number(text: str, reference: str) -> None:
     for written in (rf"\boxed{{{text}}}", f"${text}$", rf"\boxed{{x = {text}}}"):
         assert score_math(written, reference, "auto")[0] is False
 
@@ -380,7 +380,7 @@ def test_a_calculation_is_no_answer_to_a_number(text: str, reference: str) -> No
         (r"1\frac12", "1.5"),
     ],
 )
-def test_one_notation_of_a_number_is_an_answer(text: str, reference: str) -> None:
+def test_math_verifier_one_notation_of_a_number_is_an_answer(text: str, reference: str) -> None:
     assert not restates(text)
     assert score_math(rf"\boxed{{{text}}}", reference, "auto")[0]
 
@@ -406,14 +406,16 @@ def trees(depth: int) -> st.SearchStrategy[tuple[str, sympy.Expr]]:
 
 @settings(max_examples=12, deadline=None)
 @given(tree=trees(2))
-def test_a_formula_equals_itself_written_otherwise_and_nothing_next_to_it(tree: tuple[str, sympy.Expr]) -> None:
+def test_math_verifier_a_formula_equals_itself_written_otherwise_and_nothing_next_to_it(
+    tree: tuple[str, sympy.Expr],
+) -> None:
     text, _ = tree
     assert same_answer(f"1 + ({text}) - 1", text)
     assert not same_answer(f"({text}) + 1", text)
     assert not same_answer(f"({text}) + 0.0000001", text)
 
 
-def test_a_variable_may_be_written_as_a_sum() -> None:
+def test_math_verifier_a_variable_may_be_written_as_a_sum() -> None:
     assert same_answer("1 + (x) - 1", "x") and same_answer(r"\frac{2x}{2}", "x")
     assert not same_answer("1 + (x) - 2", "x") and not same_answer("y", "x")
     assert not same_value(r"\{1, 2\}", "x") and not same_value("x=1", "x")  # neither has a value of its own
@@ -473,7 +475,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_answers_cost_little(kind: str) -> None:
+def test_math_verifier_hostile_answers_cost_little(kind: str) -> None:
     prepare_worker()
     for reference in ("7", "x^2+1", r"\{1,2\}"):
         started = time.process_time()
@@ -485,7 +487,7 @@ def test_hostile_answers_cost_little(kind: str) -> None:
     "text", [r"\boxed{,}", r"\boxed{or}", "The answer is ,", r"\boxed{;}", r"\boxed{\lor}", r"\boxed{=}"]
 )
 @pytest.mark.parametrize("reference", ["1,2", r"\{1,2\}", "5", r"\sqrt{2}", "x=5", "(1,2)", r"[0,1)\cup(2,3)", "yes"])
-def test_separators_alone_are_no_answer(text: str, reference: str) -> None:
+def test_math_verifier_separators_alone_are_no_answer(text: str, reference: str) -> None:
     assert score_math(text, reference, "auto")[0] is False
 
 
@@ -519,7 +521,7 @@ def test_separators_alone_are_no_answer(text: str, reference: str) -> None:
         max_size=30,
     )
 )
-def test_readers_of_an_answer_never_fail(pieces: list[str]) -> None:
+def test_math_verifier_readers_of_an_answer_never_fail(pieces: list[str]) -> None:
     text = "".join(pieces)
     clean = cleaned(text)
     shape_of(clean)
@@ -565,7 +567,7 @@ def test_readers_of_an_answer_never_fail(pieces: list[str]) -> None:
         ]
     ],
 )
-def test_readers_take_linear_time(reader: object, piece: str) -> None:
+def test_math_verifier_readers_take_linear_time(reader: object, piece: str) -> None:
     """Thirty times the longest answer that is compared takes no more than a fraction of a second."""
     assert callable(reader)
     started = time.process_time()
@@ -574,7 +576,7 @@ def test_readers_take_linear_time(reader: object, piece: str) -> None:
     assert time.process_time() - started < 4.0  # a quadratic one takes minutes; other work on the machine may double it
 
 
-def test_what_explodes_is_refused_by_its_looks() -> None:
+def test_math_verifier_what_explodes_is_refused_by_its_looks() -> None:
     assert looks_explosive(r"\sum x^{10^{10}}")
     assert looks_explosive("9^9^9")
     assert looks_explosive("f" + "(" * 40)
@@ -583,14 +585,16 @@ def test_what_explodes_is_refused_by_its_looks() -> None:
     assert not looks_explosive(r"\int_0^1 x^{2} dx + e^{x^2} + 2^{2016} + \binom{100}{50}")
 
 
-def test_a_slow_comparison_is_interrupted() -> None:
+def test_math_verifier_a_slow_comparison_is_interrupted() -> None:
     prepare_worker()
     with pytest.raises(SlowError):
         limited(0.5, same_value, r"\int e^{x^{2}} \sin x^{3} \log x dx", "7")
     assert same_value(r"\sqrt{4}", "2")  # and no alarm is left behind
 
 
-def test_an_alarm_that_a_destructor_swallows_rings_again_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_verifier_an_alarm_that_a_destructor_swallows_rings_again_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Interrupted:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGALRM)
@@ -609,7 +613,7 @@ def test_an_alarm_that_a_destructor_swallows_rings_again_without_a_word(monkeypa
     assert len(said) == 1  # everything else is heard
 
 
-def test_a_matrix_is_compared_like_any_other_value() -> None:
+def test_math_verifier_a_matrix_is_compared_like_any_other_value() -> None:
     two = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
     assert same_value(two, two)
     assert not same_value(two, r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}")
@@ -617,7 +621,7 @@ def test_a_matrix_is_compared_like_any_other_value() -> None:
     assert not same_value(two, "x")
 
 
-def test_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -> None:
+def test_math_verifier_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -> None:
     """At each of the calls and returns that the interpreter reports while a limited function begins, runs and ends."""
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     outcomes = []
@@ -643,7 +647,7 @@ def test_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -> None:
     assert None in outcomes and set(outcomes) == {None, 7}
 
 
-def test_units_by_hand() -> None:
+def test_math_verifier_units_by_hand() -> None:
     speed, there = unit_of("km/h"), unit_of(r"\text{ m}/\text{s}")
     assert speed is not None and there is not None
     assert speed.dimension == there.dimension == (("length", 1), ("time", -1))
@@ -658,7 +662,7 @@ def test_units_by_hand() -> None:
     assert split_unit(r"6\sqrt{3} \text{ apples}") == (r"6\sqrt{3}", None)
 
 
-def test_what_the_parser_remembers_of_new_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_math_verifier_what_the_parser_remembers_of_new_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_worker()
     usual = parser_memory.num_remembered()
     monkeypatch.setattr(parser_memory, "MOST_REMEMBERED", usual + 300)

@@ -26,11 +26,11 @@ from roll.rewards.mathematics.restated import restates
         ("x^12", "x^{12}"),
     ],
 )
-def test_one_spelling_for_each_thing(text: str, expected: str) -> None:
+def test_math_verifier_one_spelling_for_each_thing(text: str, expected: str) -> None:
     assert cleaned(text) == expected
 
 
-def test_brackets_behind_a_backslash_close_nothing() -> None:
+def test_math_verifier_brackets_behind_a_backslash_close_nothing() -> None:
     assert matching(r"(a\)b)", "(", ")") == {0: 5}
     assert matching(r"\(a)", "(", ")") == {}
 
@@ -38,7 +38,7 @@ def test_brackets_behind_a_backslash_close_nothing() -> None:
 @pytest.mark.parametrize(
     "text", ["84/2", r"\cdot 5", "(17)(23)", "(17)23", "17(23)", "|3|-4", r"x \approx 5+6", "x = 3+4", "17--25"]
 )
-def test_what_leaves_something_to_do_restates(text: str) -> None:
+def test_math_verifier_what_leaves_something_to_do_restates(text: str) -> None:
     assert restates(text)
 
 
@@ -46,5 +46,5 @@ def test_what_leaves_something_to_do_restates(text: str) -> None:
     "text",
     ["-5", "+5", "17/1", "1/0", "3/4", r"3\sqrt{13} \approx 10.82", r"x \approx 11", "|3|", r"\frac{84}{2}", "(7)"],
 )
-def test_a_number_restates_nothing(text: str) -> None:
+def test_math_verifier_a_number_restates_nothing(text: str) -> None:
     assert not restates(text)

@@ -15,7 +15,7 @@ from roll.rewards.math import prepare_worker, score_math
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "published_math.jsonl").read_text().splitlines()]
 
 
-def test_published_verdicts_are_followed_or_argued_with() -> None:
+def test_math_verifier_published_verdicts_are_followed_or_argued_with() -> None:
     prepare_worker()
     assert len(ROWS) == 325
     given = [score_math(row["answer"], row["gold"], "auto", 20.0)[0] for row in ROWS]
@@ -24,7 +24,7 @@ def test_published_verdicts_are_followed_or_argued_with() -> None:
     assert [row for row in ROWS if "argument" in row and row not in differing] == []
 
 
-def test_disagreements_are_few() -> None:
+def test_math_verifier_disagreements_are_few() -> None:
     """At least 97 % of what is published as right, and no wrong one but those whose verdict is about their form."""
     argued = [row for row in ROWS if "argument" in row]
     assert sum(row["right"] for row in argued) <= 0.03 * sum(row["right"] for row in ROWS)

@@ -57,7 +57,7 @@ CASES: list[tuple[Any, str, str, str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("entry", "answer", "wrong", "right", "nothing", "metadata"), CASES)
-async def test_reasoning_is_not_scored(
+async def test_reward_reasoning_is_not_scored(
     pool: LocalWorkerPool,
     rollout: MakeRollout,
     entry: Any,
@@ -82,12 +82,12 @@ async def test_reasoning_is_not_scored(
             assert await value(form[: form.index("}") + 1].format(right)) == 0, form
 
 
-async def test_reasoning_without_an_answer_is_called_no_answer(score: Callable[..., Any]) -> None:
+async def test_reward_reasoning_without_an_answer_is_called_no_answer(score: Callable[..., Any]) -> None:
     result = await score("math", r"<think>\boxed{7}", "7")
     assert (result.verdict, result.correct) == ("no answer", False)
 
 
-async def test_reasoning_is_scored_where_it_is_kept(score: Callable[..., Any]) -> None:
+async def test_reward_reasoning_is_scored_where_it_is_kept(score: Callable[..., Any]) -> None:
     kept = {"type": "math", "reasoning": "keep"}
     assert (await score(kept, r"<think>\boxed{7}", "7")).value == 1
     assert (await score(kept, r"<think>\boxed{7}</think>I do not know.", "7")).value == 1
@@ -95,7 +95,7 @@ async def test_reasoning_is_scored_where_it_is_kept(score: Callable[..., Any]) -
     assert (await score({**NO_JSON, "reasoning": "keep"}, '<think>x</think>{"a": 1}')).value == 0
 
 
-async def test_reasoning_ends_with_a_tag_of_ones_own(score: Callable[..., Any]) -> None:
+async def test_reward_reasoning_ends_with_a_tag_of_ones_own(score: Callable[..., Any]) -> None:
     own = {"type": "choice", "reasoning": "</reasoning>"}
     assert (await score(own, "<reasoning>The answer is B</reasoning>C", "C")).value == 1
     assert (await score(own, "The answer is B</reasoning>C", "C")).value == 1
@@ -103,14 +103,14 @@ async def test_reasoning_ends_with_a_tag_of_ones_own(score: Callable[..., Any]) 
     assert (await score(own, "The answer is C", "C")).value == 1
 
 
-async def test_reasoning_is_what_the_model_showed_it_to_be(score: Callable[..., Any]) -> None:
+async def test_reward_reasoning_is_what_the_model_showed_it_to_be(score: Callable[..., Any]) -> None:
     """The engine's tokens tell more than the text: whether the prompt began a thought, and the model's own format."""
     assert (await score("math", r"\boxed{7}", "7", final_text="")).value == 0
     assert (await score("math", r"\boxed{8} \boxed{7}", "7", final_text=r"\boxed{8}")).value == 0
     assert (await score("math", r"</think> \boxed{7}", "7", final_text=r"</think> \boxed{7}")).value == 1
 
 
-async def test_reasoning_counts_for_tags_and_patterns(score: Callable[..., Any]) -> None:
+async def test_reward_reasoning_counts_for_tags_and_patterns(score: Callable[..., Any]) -> None:
     tags = {"type": "format", "tags": ["think", "answer"], "pattern": "<think>.*"}
     assert (await score(tags, "<think>a</think><answer>b</answer>")).value == 1
     schema = {"type": "object"}
@@ -121,7 +121,7 @@ async def test_reasoning_counts_for_tags_and_patterns(score: Callable[..., Any])
 
 
 @pytest.mark.parametrize("kind", ["regex", "python", "repetition", "length"])
-def test_reasoning_is_kept_for_rewards_of_the_whole_text(kind: str) -> None:
+def test_reward_reasoning_is_kept_for_rewards_of_the_whole_text(kind: str) -> None:
     settings = {
         "regex": {"pattern": "x"},
         "python": {"function": "a.b:c"},
@@ -132,12 +132,12 @@ def test_reasoning_is_kept_for_rewards_of_the_whole_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "kep", "none", " "])
-def test_reasoning_refuses_what_is_no_tag(value: str) -> None:
+def test_reward_reasoning_refuses_what_is_no_tag(value: str) -> None:
     with pytest.raises(ValidationError, match="is not a closing tag"):
         TypeAdapter(RewardList).validate_python([{"type": "math", "reasoning": value}])
 
 
-def test_reasoning_leaves_the_program_behind_it(rollout: MakeRollout) -> None:
+def test_reward_reasoning_leaves_the_program_behind_it(rollout: MakeRollout) -> None:
     draft, program = "```python\ndef f(x):\n    return x\n```", "```python\ndef f(x):\n    return x + 1\n```"
     text = scored_text(rollout(f"<think>Try:\n{draft}\n</think>\nHere:\n{program}"), "auto")
     assert text is not None and extract_code(text, "python") == "def f(x):\n    return x + 1\n"

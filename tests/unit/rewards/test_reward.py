@@ -27,7 +27,7 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
     return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
 
 
-async def test_math_is_scored_in_the_pool(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_math_is_scored_in_the_pool(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     reward = build(pool, "math")
     assert isinstance(reward, Reward)
     right, wrong = await reward(rollout("It is 7", "7")), await reward(rollout("It is 8", "7"))
@@ -51,7 +51,7 @@ async def test_math_is_scored_in_the_pool(pool: LocalWorkerPool, rollout: MakeRo
         {"type": "repetition"},
     ],
 )
-async def test_no_verifier_reads_an_answer_in_the_controllers_process(
+async def test_reward_no_verifier_reads_an_answer_in_the_controllers_process(
     rollout: MakeRollout, entry: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever they call on a text goes to the pool, which is all that this one counts."""
@@ -68,7 +68,9 @@ async def test_no_verifier_reads_an_answer_in_the_controllers_process(
     assert len(asked) == 1
 
 
-async def test_a_cut_off_answer_scores_0_unless_told_otherwise(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_a_cut_off_answer_scores_0_unless_told_otherwise(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     cut = rollout("7", "7", finished=False)
     result = await build(pool, "exact")(cut)
     assert (result.value, result.correct, result.verdict) == (0.0, False, "unfinished")
@@ -85,14 +87,14 @@ async def test_a_cut_off_answer_scores_0_unless_told_otherwise(pool: LocalWorker
         ("Blue.", {}, False),
     ],
 )
-async def test_exact_compares_the_text(
+async def test_reward_exact_compares_the_text(
     pool: LocalWorkerPool, rollout: MakeRollout, text: str, settings: dict[str, bool], equal: bool
 ) -> None:
     result = await build(pool, {"type": "exact", **settings})(rollout(text, "Blue"))
     assert (result.value, result.correct) == (float(equal), equal)
 
 
-async def test_a_pattern_with_the_answer_decides_and_one_without_checks_the_form(
+async def test_reward_a_pattern_with_the_answer_decides_and_one_without_checks_the_form(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     decides = build(pool, {"type": "regex", "pattern": r"Answer: {answer}$"})
@@ -104,7 +106,9 @@ async def test_a_pattern_with_the_answer_decides_and_one_without_checks_the_form
     assert (await form(rollout("Answer", finished=False))).correct is None
 
 
-async def test_a_verifier_that_takes_too_long_counts_as_wrong(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_a_verifier_that_takes_too_long_counts_as_wrong(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     slow = build(pool, {"type": "regex", "pattern": "(a+)+$|{answer}", "time_limit_s": 0.3})
     result = await slow(rollout("a" * 60 + "b", "?"))
     assert (result.value, result.correct, result.verdict) == (0.0, False, "timeout")
@@ -113,7 +117,7 @@ async def test_a_verifier_that_takes_too_long_counts_as_wrong(pool: LocalWorkerP
 
 
 @pytest.mark.parametrize("text", [r"\boxed{10^{10^{10}}}", r"\boxed{2^{2^{2^{2^{2^2}}}}}", r"$9^{9^{9^{9}}}$"])
-async def test_mathematics_that_explodes_is_refused_at_once(
+async def test_reward_mathematics_that_explodes_is_refused_at_once(
     pool: LocalWorkerPool, rollout: MakeRollout, text: str
 ) -> None:
     result = await build(pool, "math")(rollout(text, "7"))
@@ -121,7 +125,7 @@ async def test_mathematics_that_explodes_is_refused_at_once(
     assert pool.health()["restarts"] == 0
 
 
-async def test_mathematics_that_never_ends_costs_its_time_limit_and_no_worker(
+async def test_reward_mathematics_that_never_ends_costs_its_time_limit_and_no_worker(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     hard = r"\boxed{\int e^{x^{2}} \sin x^{3} \log x dx}"
@@ -130,7 +134,7 @@ async def test_mathematics_that_never_ends_costs_its_time_limit_and_no_worker(
     assert pool.health()["restarts"] == 0
 
 
-async def test_components_are_weighted_named_and_agree_on_what_is_solved(
+async def test_reward_components_are_weighted_named_and_agree_on_what_is_solved(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     reward = build(
@@ -149,7 +153,7 @@ async def test_components_are_weighted_named_and_agree_on_what_is_solved(
     assert half.verdict == "wrong"
 
 
-def test_an_empty_list_of_rewards_is_refused() -> None:
+def test_reward_an_empty_list_of_rewards_is_refused() -> None:
     with pytest.raises(ValueError, match="name at least one reward"):
         as_reward_list([])
 
@@ -205,7 +209,7 @@ def python(function: str, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", ["{}:number", "{}.py:number", "./{}.py:number"])
-async def test_a_function_is_found_by_module_or_file_and_gets_its_options(
+async def test_reward_a_function_is_found_by_module_or_file_and_gets_its_options(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str, form: str
 ) -> None:
     reward = build(pool, python(form.format(module), options={"bonus": 10}))
@@ -213,7 +217,7 @@ async def test_a_function_is_found_by_module_or_file_and_gets_its_options(
     assert (result.value, result.correct, result.verdict) == (113.0, None, "113")
 
 
-async def test_what_a_function_returns_says_what_it_means(
+async def test_reward_what_a_function_returns_says_what_it_means(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str
 ) -> None:
     judge = build(pool, python(f"{module}:slow_judge"))
@@ -239,7 +243,7 @@ async def test_what_a_function_returns_says_what_it_means(
         ("{}:number", "cannot be called as .text, answer, metadata, size=…., nor as .*: got an unexpected keyword"),
     ],
 )
-async def test_a_function_that_cannot_be_used_is_refused_at_once(
+async def test_reward_a_function_that_cannot_be_used_is_refused_at_once(
     pool: LocalWorkerPool, module: str, function: str, words: str
 ) -> None:
     options = {"size": 1} if function == "{}:number" else {}
@@ -250,7 +254,7 @@ async def test_a_function_that_cannot_be_used_is_refused_at_once(
 @pytest.mark.parametrize(
     ("function", "words"), [("words", "returned 'good'"), ("infinite", "returned inf"), ("nothing", "returned None")]
 )
-async def test_a_function_that_returns_no_number_fails_its_answer_and_names_the_prompt(
+async def test_reward_a_function_that_returns_no_number_fails_its_answer_and_names_the_prompt(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str, function: str, words: str
 ) -> None:
     with pytest.raises(RewardInfraError, match=rf"^reward 'python': .*{words}.*\(prompt 'd/0'\)$"):
@@ -261,7 +265,7 @@ async def test_a_function_that_returns_no_number_fails_its_answer_and_names_the_
     ("function", "words"),
     [("boom", r"verifier crashed \(.*user_rewards_.*\.py:12\): ZeroDivisionError"), ("die", "process died: .*code 1")],
 )
-async def test_a_crash_is_our_failure_never_a_reward(
+async def test_reward_a_crash_is_our_failure_never_a_reward(
     pool: LocalWorkerPool, rollout: MakeRollout, module: str, function: str, words: str
 ) -> None:
     with pytest.raises(RewardInfraError, match=words):
@@ -269,7 +273,7 @@ async def test_a_crash_is_our_failure_never_a_reward(
     assert (await build(pool, python(f"{module}:number"))(rollout("a"))).value == 1.0
 
 
-async def test_an_async_reward_waits_for_many_answers_at_once_and_for_no_more_than_it_may(
+async def test_reward_an_async_reward_waits_for_many_answers_at_once_and_for_no_more_than_it_may(
     pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:
     together = python("worlds.coroutines:reward", options={"count": 4}, max_concurrent=4, time_limit_s=20.0)
@@ -282,12 +286,14 @@ async def test_an_async_reward_waits_for_many_answers_at_once_and_for_no_more_th
 
 
 @pytest.mark.parametrize("path", ["no_function", "module:", ":name", "a b:c", "x.py", "dir/module:name"])
-def test_a_malformed_import_path_is_refused_by_the_configuration(path: str) -> None:
+def test_reward_a_malformed_import_path_is_refused_by_the_configuration(path: str) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(RewardList).validate_python(as_reward_list(python(path)))
 
 
-async def test_reasoning_gym_scores_with_the_tasks_own_scorer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_reasoning_gym_scores_with_the_tasks_own_scorer(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     options = {"min_terms": 2, "max_terms": 2}
     entry = load_task("chain_sum", 1, 0, options)[0]
     metadata = {"reasoning_gym": {"task": "chain_sum", "options": options, "entry": entry}}
@@ -302,7 +308,7 @@ async def test_reasoning_gym_scores_with_the_tasks_own_scorer(pool: LocalWorkerP
         await reward(rollout(answer))
 
 
-async def test_the_current_directory_cannot_shadow_the_standard_library(
+async def test_reward_the_current_directory_cannot_shadow_the_standard_library(
     rollout: MakeRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pickle.py").write_text("raise RuntimeError('shadowed')")

@@ -57,7 +57,7 @@ def build(pool: LocalWorkerPool, path: Path, **settings: Any) -> WeightedReward:
     return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(entry)), pool)
 
 
-async def test_answers_scored_together_get_what_each_gets_alone(
+async def test_reward_model_answers_scored_together_get_what_each_gets_alone(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, expected: Callable[[str], list[float]]
 ) -> None:
     reward = build(pool, model_path, label=1, scale=2.0, shift=1.0, solved_at=1.0, batch_size=4)
@@ -74,7 +74,7 @@ async def test_answers_scored_together_get_what_each_gets_alone(
     await reward.close()
 
 
-async def test_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_beginning(
+async def test_reward_model_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_beginning(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, expected: Callable[[str], list[float]]
 ) -> None:
     logits = torch.tensor(expected("hello"))
@@ -86,7 +86,7 @@ async def test_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_begi
     await squeezed.close()
 
 
-def test_a_template_that_writes_the_date_is_rendered_as_it_was_in_training(model_path: Path) -> None:
+def test_reward_model_a_template_that_writes_the_date_is_rendered_as_it_was_in_training(model_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     tokenizer.chat_template = "Today: {{ strftime_now('%d %b %Y') }}\n" + tokenizer.chat_template
     chat: list[Message] = [Message(role="user", content="?")]
@@ -95,7 +95,9 @@ def test_a_template_that_writes_the_date_is_rendered_as_it_was_in_training(model
     assert tokenizer.decode(trained).startswith("Today: 01 Jan 2025")
 
 
-def test_a_model_that_scores_nothing_is_refused_before_anything_starts(tiny_model: Path, model_path: Path) -> None:
+def test_reward_model_a_model_that_scores_nothing_is_refused_before_anything_starts(
+    tiny_model: Path, model_path: Path
+) -> None:
     def data(path: Path) -> list[Any]:
         entry = {"source": "arithmetic", "reward": {"type": "reward_model", "path": str(path)}}
         base = {"name": "x", "model": "m", "data": [entry], "training": {"num_steps": 1}}
@@ -108,7 +110,7 @@ def test_a_model_that_scores_nothing_is_refused_before_anything_starts(tiny_mode
         check_reward_models(data(tiny_model / "nowhere"))
 
 
-async def test_a_model_without_a_head_or_with_fewer_outputs_is_refused(
+async def test_reward_model_a_model_without_a_head_or_with_fewer_outputs_is_refused(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, tiny_model: Path
 ) -> None:
     plain, narrow = build(pool, tiny_model), build(pool, model_path, label=2)
@@ -123,7 +125,7 @@ async def test_a_model_without_a_head_or_with_fewer_outputs_is_refused(
         await reward.close()
 
 
-async def test_a_model_that_takes_too_long_is_our_failure(
+async def test_reward_model_a_model_that_takes_too_long_is_our_failure(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path
 ) -> None:
     reward = build(pool, model_path, time_limit_s=0.001)
@@ -156,7 +158,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_that_come_while_a_batch_runs_go_together() -> None:
+async def test_reward_model_requests_that_come_while_a_batch_runs_go_together() -> None:
     recorder = Recorder()
     batcher: Batcher[int, int] = Batcher(recorder.score, batch_size=4, num_runners=1)
     first = asyncio.create_task(batcher.submit(0))
@@ -169,7 +171,7 @@ async def test_requests_that_come_while_a_batch_runs_go_together() -> None:
     assert recorder.most == 1
 
 
-async def test_several_runners_share_the_work_and_errors_stay_with_their_batch() -> None:
+async def test_reward_model_several_runners_share_the_work_and_errors_stay_with_their_batch() -> None:
     recorder = Recorder()
     recorder.gate.set()
     batcher: Batcher[int, int] = Batcher(recorder.score, batch_size=2, num_runners=2)
@@ -178,7 +180,7 @@ async def test_several_runners_share_the_work_and_errors_stay_with_their_batch()
     assert await batcher.submit(3) == 9
 
 
-async def test_who_has_gone_is_not_scored_and_closing_ends_the_rest() -> None:
+async def test_reward_model_who_has_gone_is_not_scored_and_closing_ends_the_rest() -> None:
     recorder = Recorder()
     batcher: Batcher[int, int] = Batcher(recorder.score, batch_size=1, num_runners=1)
     running, gone, waiting = (asyncio.create_task(batcher.submit(i)) for i in range(3))
@@ -193,7 +195,9 @@ async def test_who_has_gone_is_not_scored_and_closing_ends_the_rest() -> None:
         await batcher.submit(1)
 
 
-def test_without_a_device_auto_is_the_cpu_also_for_a_build_that_could_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_model_without_a_device_auto_is_the_cpu_also_for_a_build_that_could_use_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """PyTorch names the accelerator that it was built for, unless it is asked whether there is one."""
 
     def built_for_cuda(check_available: bool = False) -> torch.device | None:

@@ -31,7 +31,7 @@ def called(function: Callable[..., Any], metadata: dict[str, Any] | None = None,
     return function(*arguments, **named)
 
 
-def test_signatures_of_verl_are_bound_by_name() -> None:
+def test_reward_signature_of_verl_are_bound_by_name() -> None:
     expected = ("openai/gsm8k", "It is 72.", "72", {"split": "train", "index": 0})
     assert (
         called(
@@ -74,7 +74,7 @@ def test_signatures_of_verl_are_bound_by_name() -> None:
     assert called(lambda solution_str, ground_truth, method: method, method="flexible") == "flexible"
 
 
-def test_signatures_of_verl_get_the_row_where_it_has_no_columns_of_verls() -> None:
+def test_reward_signature_of_verl_get_the_row_where_it_has_no_columns_of_verls() -> None:
     found = called(
         lambda data_source, solution_str, ground_truth, extra_info: (data_source, ground_truth, extra_info),
         {"level": 3},
@@ -82,12 +82,12 @@ def test_signatures_of_verl_get_the_row_where_it_has_no_columns_of_verls() -> No
     assert found == ("d", "72", {"level": 3})
 
 
-def test_signatures_of_verl_get_references_that_are_no_text() -> None:
+def test_reward_signature_of_verl_get_references_that_are_no_text() -> None:
     metadata = {"reward_model": {"ground_truth": {"target": ["a", "b"]}}}
     assert called(lambda solution_str, ground_truth: ground_truth, metadata) == {"target": ["a", "b"]}
 
 
-def test_signatures_of_roll_are_bound_by_place_whatever_their_names() -> None:
+def test_reward_signature_of_roll_are_bound_by_place_whatever_their_names() -> None:
     expected = ("It is 72.", "72", ROW)
     assert called(lambda text, answer, metadata: (text, answer, metadata)) == expected
     assert called(lambda a, b, c, d=1: (a, b, c)) == expected
@@ -95,7 +95,7 @@ def test_signatures_of_roll_are_bound_by_place_whatever_their_names() -> None:
     assert called(lambda text, reference, metadata, scale: (text, reference, metadata), scale=2) == expected
 
 
-def test_signatures_of_roll_in_another_order_are_bound_by_name() -> None:
+def test_reward_signature_of_roll_in_another_order_are_bound_by_name() -> None:
     assert called(lambda metadata, answer, text: (text, answer)) == ("It is 72.", "72")
     assert called(lambda answer, text, metadata: (text, answer)) == ("It is 72.", "72")
 
@@ -120,7 +120,7 @@ def test_signatures_of_roll_in_another_order_are_bound_by_name() -> None:
         (lambda solution_str, ground_truth, /: 1.0, "'solution_str' takes no name, since it stands before '/'"),
     ],
 )
-def test_signatures_that_do_not_fit_are_refused_with_both_that_do(function: Callable[..., Any], why: str) -> None:
+def test_reward_signature_that_do_not_fit_are_refused_with_both_that_do(function: Callable[..., Any], why: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_signature(function, "f", {})
     message = str(refused.value)
@@ -128,12 +128,12 @@ def test_signatures_that_do_not_fit_are_refused_with_both_that_do(function: Call
     assert "(data_source, solution_str, ground_truth, extra_info)" in message
 
 
-def test_signatures_refuse_options_that_no_argument_takes() -> None:
+def test_reward_signature_refuse_options_that_no_argument_takes() -> None:
     with pytest.raises(ConfigError, match="unexpected keyword argument 'size'"):
         check_signature(lambda solution_str, ground_truth: 1.0, "f", {"size": 1})
 
 
-def test_signatures_of_verl_may_return_a_score_with_other_figures() -> None:
+def test_reward_signature_of_verl_may_return_a_score_with_other_figures() -> None:
     def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
         return {"score": 0.5, "acc": True, "pred": "72", "odd": float("nan"), "share": np.float32(0.25)}
 

@@ -30,7 +30,7 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
     return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
 
 
-def test_words_are_compared_without_case_articles_and_punctuation() -> None:
+def test_reward_text_words_are_compared_without_case_articles_and_punctuation() -> None:
     assert exact_match("The Eiffel-Tower!", "eiffel tower")
     assert not exact_match("tower eiffel", "eiffel tower")
     assert exact_match("\u201cRock \u2019n\u2019 roll\u201d\u2026", "rock 'n' roll")  # as models write them
@@ -42,7 +42,7 @@ def test_words_are_compared_without_case_articles_and_punctuation() -> None:
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_f1_is_symmetric_and_1_exactly_for_equal_bags_of_words(a: str, b: str) -> None:
+def test_reward_text_f1_is_symmetric_and_1_exactly_for_equal_bags_of_words(a: str, b: str) -> None:
     assert f1(a, b) == f1(b, a)
     assert 0.0 <= f1(a, b) <= 1.0
     assert f1(a, a) == 1.0
@@ -59,18 +59,18 @@ def test_f1_is_symmetric_and_1_exactly_for_equal_bags_of_words(a: str, b: str) -
         ("\u0130 <answer>b</answer>", "b"),  # a capital whose small letter is two characters
     ],
 )
-def test_the_last_tagged_answer_counts(text: str, inside: str | None) -> None:
+def test_reward_text_the_last_tagged_answer_counts(text: str, inside: str | None) -> None:
     assert last_tagged(text) == inside
 
 
-def test_a_million_open_tags_hold_nobody_up() -> None:
+def test_reward_text_a_million_open_tags_hold_nobody_up() -> None:
     started = time.process_time()
     assert last_tagged("<answer>" * 200_000) is None
     assert f1("<answer>" * 200_000, "7") == 0.0
     assert time.process_time() - started < 5
 
 
-async def test_the_best_of_several_references_counts(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_text_the_best_of_several_references_counts(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
     made = rollout("<answer>NYC</answer>", "New York City")
     aliased = replace(made, prompt=replace(made.prompt, metadata={"aliases": ["NYC", "Big Apple"]}))
     plain, several = build(pool, "short_answer"), build(pool, {"type": "short_answer", "references_key": "aliases"})
@@ -98,7 +98,7 @@ async def test_the_best_of_several_references_counts(pool: LocalWorkerPool, roll
         ([1912, 19.5], ["1912", "19.5"]),
     ],
 )
-def test_short_answer_reads_references_as_data_sets_write_them(cell: Any, references: list[str]) -> None:
+def test_reward_text_short_answer_reads_references_as_data_sets_write_them(cell: Any, references: list[str]) -> None:
     assert references_of(cell) == references
 
 
@@ -110,7 +110,7 @@ def test_short_answer_reads_references_as_data_sets_write_them(cell: Any, refere
         ([[[[[["deep"]]]]]], "nests too deeply"),
     ],
 )
-async def test_short_answer_refuses_references_that_it_cannot_read(
+async def test_reward_text_short_answer_refuses_references_that_it_cannot_read(
     pool: LocalWorkerPool, rollout: MakeRollout, cell: Any, problem: str
 ) -> None:
     reward = build(pool, {"type": "short_answer", "references_key": "aliases"})
@@ -118,7 +118,9 @@ async def test_short_answer_refuses_references_that_it_cannot_read(
         await reward(rollout("NYC", "NYC", metadata={"aliases": cell}))
 
 
-async def test_short_answer_without_any_reference_is_refused(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_text_short_answer_without_any_reference_is_refused(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     reward = build(pool, {"type": "short_answer", "references_key": "aliases"})
     for metadata in ({"aliases": None}, {"aliases": []}, {"alias": ["NYC"]}):
         with pytest.raises(UnscorableError, match=r"no reference answer.*column 'aliases' are empty \(columns: 'alias"):
@@ -127,17 +129,19 @@ async def test_short_answer_without_any_reference_is_refused(pool: LocalWorkerPo
     assert (await reward(rollout("I", "Paris", metadata={"aliases": "Paris, France"}))).value == 0.0
 
 
-def test_repeated_ngrams_by_hand() -> None:
+def test_reward_text_repeated_ngrams_by_hand() -> None:
     assert repeated_share([1, 2, 1, 2, 1, 2], 2) == pytest.approx(1 - 2 / 5)  # 12 21 12 21 12: two kinds of five
     assert repeated_share([1, 2, 3], 2) == 0.0
     assert repeated_share([1], 2) == 0.0
 
 
-def test_overlength_is_linear_between_its_limits() -> None:
+def test_reward_text_overlength_is_linear_between_its_limits() -> None:
     assert [overlength(n, 10, 20) for n in (5, 10, 15, 20, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
-async def test_penalties_lower_the_reward_and_decide_nothing(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+async def test_reward_text_penalties_lower_the_reward_and_decide_nothing(
+    pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
     made = replace(rollout("7", "7"), token_ids=np.array([5] * 15, np.int32))
     reward = build(
         pool,
@@ -151,6 +155,6 @@ async def test_penalties_lower_the_reward_and_decide_nothing(pool: LocalWorkerPo
     assert found.correct is True
 
 
-def test_a_length_penalty_without_room_is_refused() -> None:
+def test_reward_text_a_length_penalty_without_room_is_refused() -> None:
     with pytest.raises(ValidationError, match="full_tokens 5 must exceed free_tokens 5"):
         TypeAdapter(RewardList).validate_python([{"type": "length", "free_tokens": 5, "full_tokens": 5}])

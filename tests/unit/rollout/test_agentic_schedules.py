@@ -14,7 +14,9 @@ PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_what_is_trained_was_written_and_what_was_opened_is_closed(part: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_rollout_agentic_schedule_what_is_trained_was_written_and_what_was_opened_is_closed(
+    part: int, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL)
     complaints: list[str] = []
     opened = Counter[str]()

@@ -148,7 +148,7 @@ def answers(batches: list[Batch]) -> list[tuple[int, int]]:
     return sorted((r.draw_id, r.index) for b in batches for g in b.groups for r in g.rollouts)
 
 
-def test_what_finishes_first_earns_less_where_long_answers_are_right_more_often() -> None:
+def test_rollout_selection_what_finishes_first_earns_less_where_long_answers_are_right_more_often() -> None:
     # 2,560 answers each: the standard error is 0.01. By order statistics, the 8 shortest of 10 hold 5 - 1.98 long
     # ones: 0.2 + 0.6 * 0.378 = 0.427; a fifth of tail batching's rounds, long ones, choose nothing.
     plain, tail, redundant = (fmean(rewards(trained(policy)[0])) for policy in ({}, TAIL, REDUNDANT))
@@ -157,7 +157,7 @@ def test_what_finishes_first_earns_less_where_long_answers_are_right_more_often(
     assert redundant == pytest.approx(0.427, abs=0.02)
 
 
-def test_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> None:
+def test_rollout_selection_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> None:
     (batch,), _ = trained(REDUNDANT | {"prompt_redundancy": 1.0}, num_steps=1)
     census = batch.census
     assert census is not None
@@ -176,7 +176,7 @@ def test_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> Non
         assert min(length_of(name) for name in stopped if name.startswith(own)) >= longest
 
 
-def test_the_last_that_counted_stands_in_for_what_was_stopped() -> None:
+def test_rollout_selection_the_last_that_counted_stands_in_for_what_was_stopped() -> None:
     # Of a group's 10, the 8th by length is long with probability P(Binomial(10, 1/2) >= 3) = 0.945, so right with
     # 0.767: (8 * 0.427 + 2 * 0.767) / 10 = 0.495, where the policy's is 0.5.
     batches, _ = trained(REDUNDANT)
@@ -189,7 +189,7 @@ def test_the_last_that_counted_stands_in_for_what_was_stopped() -> None:
     assert census is not None and len(census.launched) == NUM_PROMPTS * 10
 
 
-def test_deferred_groups_that_finished_in_part_are_counted_as_unused() -> None:
+def test_rollout_selection_deferred_groups_that_finished_in_part_are_counted_as_unused() -> None:
     (first, *_), _ = trained(WHOLE, num_steps=3)
     assert first.census is not None and first.kind == "short"
     assert len(first.census.unused) + first.census.num_stopped == NUM_PROMPTS // 4 * GROUP_SIZE
@@ -197,11 +197,11 @@ def test_deferred_groups_that_finished_in_part_are_counted_as_unused() -> None:
     assert first.census.metrics()["choice/length_finished"] != first.census.metrics()["choice/length_counted"]
 
 
-def test_a_policy_that_chooses_nothing_counts_nothing() -> None:
+def test_rollout_selection_a_policy_that_chooses_nothing_counts_nothing() -> None:
     assert trained({}, num_steps=1)[0][0].census is None
 
 
-def test_tail_batching_of_whole_prompts_trains_over_a_run_exactly_what_a_plain_run_trains() -> None:
+def test_rollout_selection_tail_batching_of_whole_prompts_trains_over_a_run_exactly_what_a_plain_run_trains() -> None:
     plain, plain_s = trained({})
     whole, whole_s = trained(WHOLE)
     assert answers(whole) == answers(plain)
@@ -209,7 +209,7 @@ def test_tail_batching_of_whole_prompts_trains_over_a_run_exactly_what_a_plain_r
     assert whole_s < plain_s, "it saves no time"
 
 
-def test_redundant_rollouts_in_launch_order_are_unbiased_and_save_nothing() -> None:
+def test_rollout_selection_redundant_rollouts_in_launch_order_are_unbiased_and_save_nothing() -> None:
     plain, plain_s = trained({})
     ordered, ordered_s = trained(LAUNCH_ORDER)
     assert answers(ordered) == answers(plain)
@@ -218,14 +218,14 @@ def test_redundant_rollouts_in_launch_order_are_unbiased_and_save_nothing() -> N
 
 @pytest.mark.parametrize("policy", [TAIL, WHOLE, {"prompt_redundancy": 3.0, "choose": "first_finished"}])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 7])
-def test_a_run_ends_with_nothing_deferred(policy: dict[str, Any], num_steps: int) -> None:
+def test_rollout_selection_a_run_ends_with_nothing_deferred(policy: dict[str, Any], num_steps: int) -> None:
     batches, _ = trained(policy, num_steps=num_steps)  # asserts that nothing is in flight
     drawn = [g.draw.draw_id for b in batches for g in b.groups]
     assert sorted(drawn) == list(range(NUM_PROMPTS * num_steps)), "a prompt was drawn that is never trained"
     assert [len(b.groups) for b in batches] == [NUM_PROMPTS] * num_steps
 
 
-def test_no_weights_make_up_for_answers_that_were_stopped() -> None:
+def test_rollout_selection_no_weights_make_up_for_answers_that_were_stopped() -> None:
     # With n launched and R counted, an answer at quantile u of the lengths counts with probability
     # pi(u) = P(Binomial(n - 1, u) <= R - 1). Weights 1 / pi would be unbiased, and their variance is the integral of
     # 1 / pi: with n - R = 2, 1 / pi grows like (1 - u)^-2 towards the longest answers, so it has no bound.

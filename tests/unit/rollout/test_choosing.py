@@ -22,7 +22,9 @@ def round_of(config: SchedulingConfig, places: dict[str | None, int], **changes:
     return next_round(config, places=places, group_size=2, **{"deferred": {}, "later": None, **changes})
 
 
-def test_a_short_round_launches_spare_prompts_in_proportion_and_waits_for_none_that_is_deferred() -> None:
+def test_rollout_selection_a_short_round_launches_spare_prompts_in_proportion_and_waits_for_none_that_is_deferred() -> (
+    None
+):
     short = round_of(TAIL, {"a": 3, "b": 1}, deferred={"a": 2, "b": 1})
     assert (short.kind, short.num_rollouts, short.first_finished, short.deferred) == ("short", 3, True, {})
     assert short.spare == {"a": 2, "b": 1}  # half as many again, rounded up in each domain
@@ -30,7 +32,9 @@ def test_a_short_round_launches_spare_prompts_in_proportion_and_waits_for_none_t
 
 
 @pytest.mark.parametrize(("deferred", "kind"), [({"a": 2, "b": 1}, "short"), ({"a": 2, "b": 2}, "long")])
-def test_a_long_round_begins_once_every_domain_can_fill_its_places(deferred: dict[str | None, int], kind: str) -> None:
+def test_rollout_selection_a_long_round_begins_once_every_domain_can_fill_its_places(
+    deferred: dict[str | None, int], kind: str
+) -> None:
     found = round_of(TAIL, {"a": 2, "b": 2}, deferred=deferred)
     assert found.kind == kind
     if kind == "long":
@@ -38,14 +42,14 @@ def test_a_long_round_begins_once_every_domain_can_fill_its_places(deferred: dic
 
 
 @pytest.mark.parametrize(("later", "kind"), [(4, "short"), (3, "last")])
-def test_no_short_round_leaves_more_than_the_later_rounds_can_train(later: int, kind: str) -> None:
+def test_rollout_selection_no_short_round_leaves_more_than_the_later_rounds_can_train(later: int, kind: str) -> None:
     found = round_of(TAIL, {None: 4}, deferred={None: 2}, later={None: later})
     assert found.kind == kind
     assert found.deferred == ({None: 2} if kind == "last" else {})
 
 
 @pytest.mark.parametrize(("later", "spare"), [(None, 1), (9, 1), (2, 1), (1, 0), (0, 0)])
-def test_deferred_prompts_come_first_and_new_ones_only_if_they_can_still_be_trained(
+def test_rollout_selection_deferred_prompts_come_first_and_new_ones_only_if_they_can_still_be_trained(
     later: int | None, spare: int
 ) -> None:
     found = round_of(QUEUE, {None: 4}, deferred={None: 5}, later=None if later is None else {None: later})
@@ -67,7 +71,7 @@ def taken(buffer: SampleBuffer, current: Round, quota: dict[str, int] | None = N
     return None if found is None else [live.draw_id for live in found]
 
 
-def test_what_finished_first_counts_behind_what_the_round_waits_for() -> None:
+def test_rollout_selection_what_finished_first_counts_behind_what_the_round_waits_for() -> None:
     buffer = launched(*"aaaaaa")
     current = Round(places={None: 4}, num_rollouts=2, first_finished=True, spare={None: 2}, mandatory={4, 5})
     for draw_id in (3, 1, 5, 0):
@@ -77,7 +81,7 @@ def test_what_finished_first_counts_behind_what_the_round_waits_for() -> None:
     assert taken(buffer, current) == [1, 3, 4, 5]
 
 
-def test_what_was_launched_first_counts_once_nothing_before_it_runs() -> None:
+def test_rollout_selection_what_was_launched_first_counts_once_nothing_before_it_runs() -> None:
     buffer = launched(*"aaaaaa")
     current = Round(places={None: 4}, num_rollouts=2, spare={None: 2})
     for draw_id in (5, 3, 2, 1, 4):
@@ -88,7 +92,7 @@ def test_what_was_launched_first_counts_once_nothing_before_it_runs() -> None:
 
 
 @pytest.mark.parametrize("first_finished", [False, True])
-def test_a_domain_that_has_its_quota_does_not_end_the_choice(first_finished: bool) -> None:
+def test_rollout_selection_a_domain_that_has_its_quota_does_not_end_the_choice(first_finished: bool) -> None:
     buffer = launched(*"aabbbb")
     for draw_id in range(6):
         buffer.finish(draw_id)

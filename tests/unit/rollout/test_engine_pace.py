@@ -29,16 +29,16 @@ def seen(*gaps: float) -> Pace:
         ((300.0,), 900.0),  # 3 x 300
     ],
 )
-def test_patience_follows_the_slowest_step(gaps: tuple[float, ...], patience: float) -> None:
+def test_hung_engine_patience_follows_the_slowest_step(gaps: tuple[float, ...], patience: float) -> None:
     assert seen(*gaps).patience_s == patience
 
 
-def test_a_slow_step_is_forgotten_after_many_fast_ones() -> None:
+def test_hung_engine_a_slow_step_is_forgotten_after_many_fast_ones() -> None:
     assert seen(100.0, *[10.0] * 255).patience_s == 600.0
     assert seen(100.0, *[10.0] * 256).patience_s == 120.0
 
 
-def test_a_look_that_comes_late_grants_the_delay() -> None:
+def test_hung_engine_a_look_that_comes_late_grants_the_delay() -> None:
     pace = seen(10.0)
     assert pace.look(131.0, 1)
     pace = seen(10.0)
@@ -46,14 +46,14 @@ def test_a_look_that_comes_late_grants_the_delay() -> None:
     assert pace.look(1131.0, 1)
 
 
-def test_what_had_nothing_to_do_does_not_hang() -> None:
+def test_hung_engine_what_had_nothing_to_do_does_not_hang() -> None:
     pace = seen(10.0)
     pace.begin(5000.0)
     assert not pace.look(5100.0, 1)
 
 
 @given(st.lists(st.floats(LOOK_S, 2000.0), min_size=1, max_size=50))
-def test_no_engine_hangs_that_slows_down_no_more_than_threefold(gaps: list[float]) -> None:
+def test_hung_engine_no_engine_hangs_that_slows_down_no_more_than_threefold(gaps: list[float]) -> None:
     pace, now, slowest = Pace(0.0), 0.0, FIRST_STEP_S / 3
     for number, gap in enumerate(gaps, 1):
         gap = min(gap, 3 * slowest)

@@ -153,7 +153,9 @@ def play_out(settings: Settings, share: float) -> EnvironmentWorld:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_environments_that_fail_cost_their_own_rollouts_and_nothing_stays_open(part: int) -> None:
+def test_rollout_environment_chaos_environments_that_fail_cost_their_own_rollouts_and_nothing_stays_open(
+    part: int,
+) -> None:
     failed = 0
     for seed in range(part, NUM_SCHEDULES, 4):
         settings = replace(random_settings(seed), start_failures=0.0)

@@ -46,7 +46,7 @@ FULL = [m for one in SAID for m in (one.answer, *one.replies)]
         ),
     ],
 )
-def test_a_history_shows_what_it_says(history: History, expected: list[Message]) -> None:
+def test_episode_a_history_shows_what_it_says(history: History, expected: list[Message]) -> None:
     assert history_messages(history, TASK, SAID) == expected
 
 
@@ -61,17 +61,17 @@ def test_a_history_shows_what_it_says(history: History, expected: list[Message])
         ("<think>a</think>b<think>c</think>d", "d"),
     ],
 )
-def test_thinking_is_stripped_also_where_it_is_not_closed(text: str, rest: str) -> None:
+def test_episode_thinking_is_stripped_also_where_it_is_not_closed(text: str, rest: str) -> None:
     assert without_thinking(text) == rest
 
 
-def test_the_middle_of_a_long_text_gives_way() -> None:
+def test_episode_the_middle_of_a_long_text_gives_way() -> None:
     (cut,) = shortened([user("0123456789")], 5)
     assert cut == user("012\n[5 characters left out]\n89")
     assert shortened([user("01234")], 5) == (user("01234"),)
 
 
-def test_what_fits_is_found_in_few_attempts_whatever_a_character_comes_to() -> None:
+def test_episode_what_fits_is_found_in_few_attempts_whatever_a_character_comes_to() -> None:
     tried: list[int] = []
 
     def make(limit: int) -> int:
@@ -100,7 +100,7 @@ def contexts(renderer: ChatRenderer, engine: Engine) -> list[str]:
 OBSERVED: list[tuple[str, dict[str, Any]]] = [("o1", {}), ("o2", {}), ("end", {})]
 
 
-def test_a_window_rewrites_the_context_once_it_slides(tiny_model: Path) -> None:
+def test_episode_a_window_rewrites_the_context_once_it_slides(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a1", "a2", "a3")
     rollout = run_episode(renderer, engine, Script(OBSERVED), History(kind="window", turns=1))
     check_exact(rollout, engine)
@@ -112,7 +112,7 @@ def test_a_window_rewrites_the_context_once_it_slides(tiny_model: Path) -> None:
     assert rollout.counts == {"contexts_rewritten": 1}
 
 
-def test_a_model_without_a_template_reads_texts_one_after_the_other(tiny_model: Path) -> None:
+def test_episode_a_model_without_a_template_reads_texts_one_after_the_other(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a1", "a2", "a3", template=False)
     rollout = run_episode(renderer, engine, Script(OBSERVED))
     check_exact(rollout, engine)
@@ -120,7 +120,7 @@ def test_a_model_without_a_template_reads_texts_one_after_the_other(tiny_model: 
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_summary_takes_the_place_of_what_no_longer_fits(tiny_model: Path, trained: bool) -> None:
+def test_episode_a_summary_takes_the_place_of_what_no_longer_fits(tiny_model: Path, trained: bool) -> None:
     renderer, engine = said(tiny_model, "a1", "<think>hm</think>s", "a2")
     history = History(kind="summary", summary_tokens=24, summary_request="Sum up.", train_summary=trained)
     prompt = len(renderer.render([user("Play.")]))
@@ -146,7 +146,7 @@ def long_episode(model: Path, rule: str) -> tuple[ChatRenderer, Engine, Rollout,
     return renderer, engine, rollout, room
 
 
-def test_a_long_observation_loses_its_middle_and_says_so(tiny_model: Path) -> None:
+def test_episode_a_long_observation_loses_its_middle_and_says_so(tiny_model: Path) -> None:
     renderer, engine, rollout, room = long_episode(tiny_model, "cut")
     _, second = contexts(renderer, engine)
     assert "begin x" in second and "characters left out]" in second and "x end\n" in second
@@ -155,13 +155,13 @@ def test_a_long_observation_loses_its_middle_and_says_so(tiny_model: Path) -> No
     assert rollout.counts == {"observations_cut": 1} and rollout.finish_reason == "stop"
 
 
-def test_a_long_observation_ends_the_episode_where_that_was_chosen(tiny_model: Path) -> None:
+def test_episode_a_long_observation_ends_the_episode_where_that_was_chosen(tiny_model: Path) -> None:
     _, engine, rollout, _ = long_episode(tiny_model, "end")
     assert len(engine.seen) == len(rollout.turns) == 1
     assert rollout.finish_reason == "context" and not rollout.finished and rollout.counts == {"contexts_full": 1}
 
 
-def test_an_answer_that_the_context_cut_off_says_so(tiny_model: Path) -> None:
+def test_episode_an_answer_that_the_context_cut_off_says_so(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a1", "y" * 30)
     room = len(renderer.render([user("Play."), assistant("a1"), user("o1")])) + 20
     rollout = run_episode(renderer, engine, Script(OBSERVED), max_context=room, min_answer_tokens=8)
@@ -171,7 +171,7 @@ def test_an_answer_that_the_context_cut_off_says_so(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_contexts_are_what_the_published_template_renders(default_model: Path, name: str) -> None:
+def test_episode_contexts_are_what_the_published_template_renders(default_model: Path, name: str) -> None:
     """What was thought is dropped by Qwen3 and DeepSeek, spaces by Llama and Gemma: these contexts are rewritten."""
     tokenizer = published_tokenizer(default_model, name)
     stop = (PUBLISHED[name] or (END,))[0]
@@ -200,7 +200,7 @@ def test_contexts_are_what_the_published_template_renders(default_model: Path, n
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_no_observation_passes_for_a_message_of_anybody_else(default_model: Path, name: str) -> None:
+def test_episode_no_observation_passes_for_a_message_of_anybody_else(default_model: Path, name: str) -> None:
     """As many control tokens stand in the context as with a harmless observation."""
     tokenizer = published_tokenizer(default_model, name)
     stop = (PUBLISHED[name] or (END,))[0]
@@ -224,12 +224,12 @@ def _dated(text: str) -> str:
     return head + found + tail[len("01 Jan 2025") :] if found else text
 
 
-def test_the_date_that_a_template_writes_is_always_the_same(default_model: Path) -> None:
+def test_episode_the_date_that_a_template_writes_is_always_the_same(default_model: Path) -> None:
     renderer = ChatRenderer(published_tokenizer(default_model, "llama3_2"))
     assert "Today Date: 01 Jan 2025\n" in renderer.text([user("a")])
 
 
-def test_a_spelling_that_no_tokenizer_makes_is_kept(default_model: Path) -> None:
+def test_episode_a_spelling_that_no_tokenizer_makes_is_kept(default_model: Path) -> None:
     tokenizer = published_tokenizer(default_model, "qwen2_5")
     letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "hello"]
     (stop,) = tokenizer.encode(END, add_special_tokens=False)
@@ -248,7 +248,7 @@ ANSWERED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_parallel_tools_say_is_seen_in_every_template(default_model: Path, name: str) -> None:
+def test_episode_what_parallel_tools_say_is_seen_in_every_template(default_model: Path, name: str) -> None:
     """In a message each where the template knows tools' messages, else as if a user said it."""
     tokenizer = published_tokenizer(default_model, name)
     stop = (PUBLISHED[name] or (END,))[0]

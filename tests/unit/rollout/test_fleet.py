@@ -63,7 +63,7 @@ DIED = EngineDiedError("a", "no machine")
 
 
 @pytest.mark.parametrize("call", ["start", "prepare"])
-def test_an_engine_that_dies_again_while_it_is_brought_up_is_brought_up_again(call: str) -> None:
+def test_engine_fleet_an_engine_that_dies_again_while_it_is_brought_up_is_brought_up_again(call: str) -> None:
     async def main() -> tuple[int, float]:
         own = engine("a")
         faults = [Fault(call="start", hangs=False)] * 3 if call == "start" else []
@@ -79,7 +79,7 @@ def test_an_engine_that_dies_again_while_it_is_brought_up_is_brought_up_again(ca
     assert within(main()) == (1, NUM_TOKENS)
 
 
-def test_an_engine_that_dies_asleep_is_replaced_when_the_others_wake() -> None:
+def test_engine_fleet_an_engine_that_dies_asleep_is_replaced_when_the_others_wake() -> None:
     async def main() -> tuple[list[str], list[int]]:
         first, other = engine("a"), engine("b")
         engines = group(first, other)
@@ -98,7 +98,7 @@ def test_an_engine_that_dies_asleep_is_replaced_when_the_others_wake() -> None:
     assert within(main()) == (["a", "b", "a"], [2, 1])
 
 
-def test_an_engine_that_is_being_started_serves_before_all_sleep() -> None:
+def test_engine_fleet_an_engine_that_is_being_started_serves_before_all_sleep() -> None:
     async def main() -> tuple[float, bool]:
         now = asyncio.get_running_loop().time
         own = engine("a")
@@ -118,7 +118,7 @@ def test_an_engine_that_is_being_started_serves_before_all_sleep() -> None:
     assert ended >= 50 and fresh_sleeps
 
 
-def test_an_engine_that_fails_again_and_again_leaves_its_work_to_the_others() -> None:
+def test_engine_fleet_an_engine_that_fails_again_and_again_leaves_its_work_to_the_others() -> None:
     async def main() -> tuple[list[str], int]:
         first, other = engine("a"), engine("b")
         proxy = LLMProxy(group(first, other), failing(*[DIED] * 10))  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_an_engine_that_fails_again_and_again_leaves_its_work_to_the_others() ->
     assert within(main()) == (["b"] * 7, 0)
 
 
-def test_where_no_engine_is_left_everyone_who_waits_hears_why() -> None:
+def test_engine_fleet_where_no_engine_is_left_everyone_who_waits_hears_why() -> None:
     async def main() -> None:
         own = engine("a")
         proxy = LLMProxy(group(own), failing(*[DIED] * 10))  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ def test_where_no_engine_is_left_everyone_who_waits_hears_why() -> None:
     within(main())
 
 
-def test_an_engine_that_was_given_up_is_tried_again_when_a_weight_sync_misses_it() -> None:
+def test_engine_fleet_an_engine_that_was_given_up_is_tried_again_when_a_weight_sync_misses_it() -> None:
     async def main() -> int:
         own = engine("a")
         proxy = LLMProxy(group(own), failing(*[DIED] * 5))  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_an_engine_that_was_given_up_is_tried_again_when_a_weight_sync_misses_it
     assert within(main()) == NUM_TOKENS
 
 
-def test_pauses_between_attempts_double_and_one_that_was_given_up_is_tried_only_once_more() -> None:
+def test_engine_fleet_pauses_between_attempts_double_and_one_that_was_given_up_is_tried_only_once_more() -> None:
     async def main() -> list[float]:
         now = asyncio.get_running_loop().time
         own = engine("a")
@@ -189,7 +189,7 @@ def test_pauses_between_attempts_double_and_one_that_was_given_up_is_tried_only_
     assert [round(pause) for pause in within(main())] == [0, 1, 2, 4, 8, 8]
 
 
-def test_an_engine_that_answers_between_its_deaths_is_never_given_up() -> None:
+def test_engine_fleet_an_engine_that_answers_between_its_deaths_is_never_given_up() -> None:
     async def main() -> int:
         engines = group(engine("a"))
         proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def test_an_engine_that_answers_between_its_deaths_is_never_given_up() -> None:
     assert within(main()) == 8
 
 
-def test_who_waits_for_all_engines_waits_for_one_that_dies_as_it_begins_to_serve() -> None:
+def test_engine_fleet_who_waits_for_all_engines_waits_for_one_that_dies_as_it_begins_to_serve() -> None:
     async def main() -> list[str]:
         changes: list[str] = []
         engines, router = group(engine("a")), Router()
@@ -222,7 +222,7 @@ def test_who_waits_for_all_engines_waits_for_one_that_dies_as_it_begins_to_serve
     assert within(main()) == ["died", "replaced", "died", "replaced"]
 
 
-def test_who_finds_an_engine_dead_that_was_replaced_meanwhile_ends_no_fresh_one() -> None:
+def test_engine_fleet_who_finds_an_engine_dead_that_was_replaced_meanwhile_ends_no_fresh_one() -> None:
     async def main() -> list[str]:
         changes: list[str] = []
         old = engine("a")
@@ -237,7 +237,7 @@ def test_who_finds_an_engine_dead_that_was_replaced_meanwhile_ends_no_fresh_one(
     assert within(main()) == ["died", "replaced"]
 
 
-def test_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
+def test_engine_fleet_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
     async def main() -> float:
         own, other = engine("a"), engine("b")
         proxy = LLMProxy(group(own, other), failing(WeightSyncError("tensor 'w' did not arrive")))  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def test_what_no_repetition_can_mend_ends_the_run_at_once() -> None:
     assert within(main()) < 60
 
 
-def test_nothing_is_brought_up_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_fleet_nothing_is_brought_up_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> int:
         own, other = engine("a"), engine("b")
         engines = group(own, other, faults=[Fault(call="start", hangs=True)])
@@ -273,7 +273,9 @@ def test_nothing_is_brought_up_after_the_end(caplog: pytest.LogCaptureFixture) -
 # ---- engines that hang
 
 
-def test_a_hung_engine_is_replaced_and_its_requests_go_on_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+def test_engine_fleet_a_hung_engine_is_replaced_and_its_requests_go_on_elsewhere(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main() -> tuple[set[str], int, int, float]:
         hung, other = engine("a"), engine("b")
         proxy = LLMProxy(group(hung, other), ready)  # type: ignore[arg-type]
@@ -294,7 +296,7 @@ def test_a_hung_engine_is_replaced_and_its_requests_go_on_elsewhere(caplog: pyte
     assert re.search(r"inference engine a died: it hangs: no step for 1[23]\d s \(its slowest took 10 s\)", caplog.text)
 
 
-def test_an_engine_that_never_made_a_step_gets_ten_minutes() -> None:
+def test_engine_fleet_an_engine_that_never_made_a_step_gets_ten_minutes() -> None:
     async def main() -> float:
         own = engine("a", fault=Fault(call="generate", hangs=True))
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
@@ -304,7 +306,7 @@ def test_an_engine_that_never_made_a_step_gets_ten_minutes() -> None:
     assert 600 < within(main()) < 630
 
 
-def test_a_slow_engine_does_not_hang() -> None:
+def test_engine_fleet_a_slow_engine_does_not_hang() -> None:
     async def main() -> int:
         proxy = LLMProxy(group(engine("a", tick_s=200.0)), ready)  # type: ignore[arg-type]
         await asyncio.gather(*(proxy.generate(request(str(i))) for i in range(8)))
@@ -313,7 +315,7 @@ def test_a_slow_engine_does_not_hang() -> None:
     assert within(main()) == 0
 
 
-def test_an_engine_that_does_not_count_its_steps_is_never_said_to_hang() -> None:
+def test_engine_fleet_an_engine_that_does_not_count_its_steps_is_never_said_to_hang() -> None:
     async def main() -> int:
         own = engine("a", tick_s=200.0)
         load = own.load
@@ -325,7 +327,7 @@ def test_an_engine_that_does_not_count_its_steps_is_never_said_to_hang() -> None
     assert within(main()) == 0
 
 
-def test_a_paused_engine_does_not_hang() -> None:
+def test_engine_fleet_a_paused_engine_does_not_hang() -> None:
     async def main() -> int:
         proxy = LLMProxy(group(engine("a")), ready)  # type: ignore[arg-type]
         task = asyncio.create_task(proxy.generate(request("r")))
@@ -340,7 +342,7 @@ def test_a_paused_engine_does_not_hang() -> None:
 
 
 @pytest.mark.parametrize("call", ["abort", "pause", "resume"])
-def test_an_engine_that_hangs_as_it_is_told_something_holds_nobody_up(call: str) -> None:
+def test_engine_fleet_an_engine_that_hangs_as_it_is_told_something_holds_nobody_up(call: str) -> None:
     async def main() -> tuple[int, int]:
         own = engine("a", fault=Fault(call=call, hangs=True))
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
@@ -364,7 +366,7 @@ def slow(name: str = "a") -> TickingEngine:
     return engine(name, lag=lambda: 2.0)
 
 
-def test_whoever_ends_orphans_waits_for_the_aborts_that_others_began() -> None:
+def test_engine_fleet_whoever_ends_orphans_waits_for_the_aborts_that_others_began() -> None:
     async def main() -> None:
         own = slow()
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
@@ -381,7 +383,7 @@ def test_whoever_ends_orphans_waits_for_the_aborts_that_others_began() -> None:
     within(main())
 
 
-def test_who_is_cancelled_while_orphans_end_loses_no_abort() -> None:
+def test_engine_fleet_who_is_cancelled_while_orphans_end_loses_no_abort() -> None:
     async def main() -> None:
         own = slow()
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
@@ -400,7 +402,9 @@ def test_who_is_cancelled_while_orphans_end_loses_no_abort() -> None:
 
 
 @pytest.mark.parametrize("first", ["pause", "resume"])
-def test_of_a_pause_and_a_resume_the_later_counts_although_the_caller_of_the_first_gave_up(first: str) -> None:
+def test_engine_fleet_of_a_pause_and_a_resume_the_later_counts_although_the_caller_of_the_first_gave_up(
+    first: str,
+) -> None:
     """The engine is slow to heed the first one only."""
 
     async def main() -> bool:
@@ -419,7 +423,7 @@ def test_of_a_pause_and_a_resume_the_later_counts_although_the_caller_of_the_fir
     assert within(main()) == (first == "resume")
 
 
-def test_a_place_is_free_when_the_engine_has_let_go() -> None:
+def test_engine_fleet_a_place_is_free_when_the_engine_has_let_go() -> None:
     async def main() -> tuple[int, float]:
         own = slow()
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
@@ -440,7 +444,7 @@ def test_a_place_is_free_when_the_engine_has_let_go() -> None:
     assert now == pytest.approx(7, abs=0.2)  # there and back in 2 s each, from the third second on
 
 
-def test_what_the_engine_has_let_go_of_is_not_aborted_again() -> None:
+def test_engine_fleet_what_the_engine_has_let_go_of_is_not_aborted_again() -> None:
     async def main() -> None:
         own, asked = slow(), list[str]()
         abort = own.abort
@@ -463,7 +467,7 @@ def test_what_the_engine_has_let_go_of_is_not_aborted_again() -> None:
     within(main())
 
 
-def test_an_abort_that_the_engine_did_not_heed_is_repeated() -> None:
+def test_engine_fleet_an_abort_that_the_engine_did_not_heed_is_repeated() -> None:
     async def main() -> float:
         own, heard = engine("a", tick_s=100.0), list[Collection[str]]()
         abort = own.abort
@@ -485,7 +489,7 @@ def test_an_abort_that_the_engine_did_not_heed_is_repeated() -> None:
     assert 150 < within(main()) < 155  # not when it would have ended by itself
 
 
-def test_a_request_of_the_same_name_waits_until_its_orphan_is_gone() -> None:
+def test_engine_fleet_a_request_of_the_same_name_waits_until_its_orphan_is_gone() -> None:
     async def main() -> int:
         own = slow()
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def draw(draw_id: int) -> PromptDraw:
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(1, np.int32))
 
 
-def test_a_draw_is_settled_once() -> None:
+def test_ledger_a_draw_is_settled_once() -> None:
     ledger = DataLedger()
     ledger.open([draw(0)], step=1)
     ledger.settle(0, Fate.TRAINED, step=1)
@@ -25,7 +25,7 @@ def test_a_draw_is_settled_once() -> None:
         ledger.settle(0, Fate.FILTERED, step=2)
 
 
-def test_draws_are_opened_in_order_without_gaps() -> None:
+def test_ledger_draws_are_opened_in_order_without_gaps() -> None:
     ledger = DataLedger()
     ledger.open([draw(0)], step=1)
     with pytest.raises(AssertionError, match="draw 2 opened after 1"):
@@ -33,7 +33,7 @@ def test_draws_are_opened_in_order_without_gaps() -> None:
 
 
 @given(st.lists(st.sampled_from(list(Fate)), max_size=30))
-def test_reading_back_gives_the_same_ledger(fates: list[Fate]) -> None:
+def test_ledger_reading_back_gives_the_same_ledger(fates: list[Fate]) -> None:
     ledger = DataLedger()
     ledger.open([draw(i) for i in range(len(fates))], step=1)
     for i, fate in enumerate(fates):
@@ -46,6 +46,6 @@ def test_reading_back_gives_the_same_ledger(fates: list[Fate]) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", '{"draw_id":1,"uid":"a","fate":"trained","step":1,"why":""}', '{"draw_id":0}'])
-def test_a_malformed_ledger_is_refused(text: str) -> None:
+def test_ledger_a_malformed_ledger_is_refused(text: str) -> None:
     with pytest.raises(CheckpointError, match="line 1"):
         DataLedger.loads(text)

@@ -91,7 +91,7 @@ async def episode(script: Script, secret: int, num_turns: int = 2) -> Rollout:
     return await play(drawn, 0, first, script.generate, Numbers())
 
 
-async def test_turns_and_observations_lie_in_one_sequence() -> None:
+async def test_rollout_loop_turns_and_observations_lie_in_one_sequence() -> None:
     script = Script([102, 9], [104, 9])
     rollout = await episode(script, secret=4)
     assert rollout.token_ids.tolist() == [102, 9, 7, 104, 9]
@@ -106,18 +106,18 @@ async def test_turns_and_observations_lie_in_one_sequence() -> None:
     assert len({r.sampling.seed for r in script.requests}) == 2
 
 
-async def test_a_right_guess_ends_the_episode_at_once() -> None:
+async def test_rollout_loop_a_right_guess_ends_the_episode_at_once() -> None:
     rollout = await episode(Script([104]), secret=4)
     assert [(t.start, t.end, t.reward) for t in rollout.turns] == [(0, 1, 1.0)]
 
 
-async def test_a_turn_that_was_cut_off_ends_the_episode_unfinished() -> None:
+async def test_rollout_loop_a_turn_that_was_cut_off_ends_the_episode_unfinished() -> None:
     rollout = await episode(Script([104], finish="length"), secret=4)
     assert not rollout.finished
     assert [t.reward for t in rollout.turns] == [0.0]
 
 
-async def test_the_same_seed_gives_the_same_requests() -> None:
+async def test_rollout_loop_the_same_seed_gives_the_same_requests() -> None:
     seeds = []
     for _ in range(2):
         script = Script([101], [102], [103])
@@ -127,7 +127,7 @@ async def test_the_same_seed_gives_the_same_requests() -> None:
 
 
 @pytest.mark.parametrize("tokens", [[5], []])
-async def test_a_single_answer_has_no_turns_of_its_own(tokens: list[int]) -> None:
+async def test_rollout_loop_a_single_answer_has_no_turns_of_its_own(tokens: list[int]) -> None:
     drawn = draw(1)
     first = GenerationRequest(
         request_id="r", token_ids=drawn.token_ids, sampling=SamplingParams(max_new_tokens=8, seed=1)
@@ -138,7 +138,7 @@ async def test_a_single_answer_has_no_turns_of_its_own(tokens: list[int]) -> Non
     assert rollout.index == 2
 
 
-async def test_the_example_of_a_loop_of_ones_own_asks_twice() -> None:
+async def test_rollout_loop_the_example_of_a_loop_of_ones_own_asks_twice() -> None:
     second_try = load_function("examples/loops/second_try.py:second_try", "rollout loop")
     drawn = draw(1)
     first = GenerationRequest(
@@ -151,7 +151,7 @@ async def test_the_example_of_a_loop_of_ones_own_asks_twice() -> None:
     assert script.requests[1].token_ids.tolist() == [1, 2, 101, 9, 7]
 
 
-def test_a_column_of_data_that_is_called_env_makes_no_game() -> None:
+def test_rollout_loop_a_column_of_data_that_is_called_env_makes_no_game() -> None:
     plain = Prompt(uid="d/1", domain="d", messages=(), metadata={"env": {"name": "guess_number", "options": {}}})
     assert loop_for(plain) is single_answer
     assert loop_for(draw(1).prompt) is play
@@ -166,7 +166,7 @@ def test_a_column_of_data_that_is_called_env_makes_no_game() -> None:
         ("async def {}: raise SystemExit(3)", r"failed at .*own_loop\.py:1: SystemExit: 3"),
     ],
 )
-async def test_a_loop_of_ones_own_that_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+async def test_rollout_loop_a_loop_of_ones_own_that_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "own_loop.py").write_text(text.format("loop(draw, index, first, generate, renderer)"))
     path = f"{tmp_path}/own_loop.py:loop"
     loop: Any = own_loop(path)

@@ -49,7 +49,7 @@ def started(tasks: list[asyncio.Task[Generation]]) -> list[str]:
     return [task.result().engine_id for task in tasks]
 
 
-def test_requests_spread_over_engines_by_their_number() -> None:
+def test_llm_proxy_requests_spread_over_engines_by_their_number() -> None:
     async def main() -> list[str]:
         proxy = proxy_of(engine("a"), engine("b"))
         tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(6)]
@@ -59,7 +59,7 @@ def test_requests_spread_over_engines_by_their_number() -> None:
     assert sorted(within(main())) == ["a", "a", "a", "b", "b", "b"]
 
 
-def test_a_request_waits_here_and_goes_where_a_place_becomes_free() -> None:
+def test_llm_proxy_a_request_waits_here_and_goes_where_a_place_becomes_free() -> None:
     async def main() -> tuple[int, str, float]:
         slow, fast = engine("slow", 1), engine("fast", 1)
         fast.tick_s = 0.1
@@ -77,7 +77,7 @@ def test_a_request_waits_here_and_goes_where_a_place_becomes_free() -> None:
     assert when == pytest.approx(1.6)
 
 
-def test_a_full_kv_cache_gets_no_further_request() -> None:
+def test_llm_proxy_a_full_kv_cache_gets_no_further_request() -> None:
     async def main() -> tuple[int, int]:
         own = engine("a", 4)  # says that 8 requests fill its cache
         proxy = proxy_of(own, max_kv_used=0.25)
@@ -92,7 +92,7 @@ def test_a_full_kv_cache_gets_no_further_request() -> None:
     assert within(main()) == (3, 5)  # the third is let in at 2/8, the fourth not at 3/8
 
 
-def test_the_queue_is_in_order_of_priority_then_of_arrival() -> None:
+def test_llm_proxy_the_queue_is_in_order_of_priority_then_of_arrival() -> None:
     async def main() -> list[str]:
         order: list[str] = []
         proxy = proxy_of(engine("a", 1))
@@ -108,7 +108,7 @@ def test_the_queue_is_in_order_of_priority_then_of_arrival() -> None:
     assert within(main()) == ["first", "urgent", "next", "late"]
 
 
-def test_a_session_returns_to_its_engine_unless_that_is_much_busier() -> None:
+def test_llm_proxy_a_session_returns_to_its_engine_unless_that_is_much_busier() -> None:
     async def main() -> tuple[str, str, str]:
         proxy = proxy_of(engine("a", 16), engine("b", 16))
         first = (await proxy.generate(request("0"), session="s")).engine_id
@@ -127,7 +127,7 @@ def test_a_session_returns_to_its_engine_unless_that_is_much_busier() -> None:
     assert away != first
 
 
-def test_round_robin_deals_by_turns_whatever_the_load() -> None:
+def test_llm_proxy_round_robin_deals_by_turns_whatever_the_load() -> None:
     async def main() -> list[str]:
         proxy = proxy_of(engine("a"), engine("b"), policy="round_robin")
         found = []
@@ -139,7 +139,7 @@ def test_round_robin_deals_by_turns_whatever_the_load() -> None:
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
-def test_an_answer_goes_on_under_new_weights(mode: str) -> None:
+def test_llm_proxy_an_answer_goes_on_under_new_weights(mode: str) -> None:
     async def main() -> tuple[Generation, int]:
         own = engine("a")
         proxy = proxy_of(own)
@@ -157,7 +157,7 @@ def test_an_answer_goes_on_under_new_weights(mode: str) -> None:
     assert continued == (mode == "abort")
 
 
-def test_an_interrupted_answer_may_begin_anew_under_one_version() -> None:
+def test_llm_proxy_an_interrupted_answer_may_begin_anew_under_one_version() -> None:
     async def main() -> tuple[Generation, dict[str, int]]:
         own = engine("a")
         proxy = LLMProxy(TickingEngines([own], random.Random(0)), ready, restarts=True)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_an_interrupted_answer_may_begin_anew_under_one_version() -> None:
     assert generation.finish_reason == "stop" and counts["restarted"] == 1
 
 
-def test_a_piece_without_tokens_does_not_say_which_experts_made_the_answer() -> None:
+def test_llm_proxy_a_piece_without_tokens_does_not_say_which_experts_made_the_answer() -> None:
     def piece(made: int, experts: list[int]) -> Generation:
         return Generation(
             request_id="r",
@@ -191,7 +191,7 @@ def test_a_piece_without_tokens_does_not_say_which_experts_made_the_answer() -> 
     assert joined.experts.ravel().tolist() == [2, 2, 2, 3, -1]
 
 
-def test_an_aborted_request_returns_what_it_has() -> None:
+def test_llm_proxy_an_aborted_request_returns_what_it_has() -> None:
     async def main() -> Generation:
         proxy = proxy_of(engine("a"))
         task = asyncio.create_task(proxy.generate(request("r")))
@@ -203,7 +203,7 @@ def test_an_aborted_request_returns_what_it_has() -> None:
     assert (len(generation.token_ids), generation.finish_reason) == (2, "abort")
 
 
-def test_an_abort_of_a_request_whose_caller_is_gone_is_not_of_the_next_one_with_its_id() -> None:
+def test_llm_proxy_an_abort_of_a_request_whose_caller_is_gone_is_not_of_the_next_one_with_its_id() -> None:
     async def main() -> Generation:
         proxy = proxy_of(engine("a"))
         first = asyncio.create_task(proxy.generate(request("r")))
@@ -227,7 +227,7 @@ def test_an_abort_of_a_request_whose_caller_is_gone_is_not_of_the_next_one_with_
     st.lists(st.booleans(), max_size=80),
     st.sampled_from(["", "s"]),
 )
-def test_router_of_unequal_engines_leaves_no_slot_free_while_a_request_waits(
+def test_llm_proxy_router_of_unequal_engines_leaves_no_slot_free_while_a_request_waits(
     policy: RoutingPolicy, capacities: list[int], moves: list[bool], session: str
 ) -> None:
     router = Router(policy, max_kv_used=1.0)
@@ -252,7 +252,7 @@ def test_router_of_unequal_engines_leaves_no_slot_free_while_a_request_waits(
         assert {name: router.num_requests(name) for name in loads} == loads
 
 
-def test_router_of_4_and_16_slots_dispatches_20_requests_by_share() -> None:
+def test_llm_proxy_router_of_4_and_16_slots_dispatches_20_requests_by_share() -> None:
     router = Router(max_kv_used=1.0)
     for own in (engine("small", 4), engine("large", 16)):
         router.add(own)  # type: ignore[arg-type]
@@ -264,7 +264,7 @@ def test_router_of_4_and_16_slots_dispatches_20_requests_by_share() -> None:
     assert chosen is not None and chosen.engine_id == "large"
 
 
-def test_router_looks_beyond_the_least_loaded_where_their_caches_are_full() -> None:
+def test_llm_proxy_router_looks_beyond_the_least_loaded_where_their_caches_are_full() -> None:
     """Two engines run one request each and have no cache left; the third is busier and has room."""
     router = Router(max_kv_used=0.5)
     engines = [engine(name, 4) for name in "abc"]
@@ -281,7 +281,7 @@ def test_router_looks_beyond_the_least_loaded_where_their_caches_are_full() -> N
     assert chosen is not None and chosen.engine_id == "c"
 
 
-def test_router_keeps_a_session_at_an_engine_that_is_not_busier_for_its_slots() -> None:
+def test_llm_proxy_router_keeps_a_session_at_an_engine_that_is_not_busier_for_its_slots() -> None:
     """7 of 16 slots are not more than 2 of 4."""
     router = Router(max_kv_used=1.0)
     for own in (engine("small", 4), engine("large", 16)):
@@ -295,7 +295,7 @@ def test_router_keeps_a_session_at_an_engine_that_is_not_busier_for_its_slots() 
 
 
 @given(st.lists(st.sampled_from(["take", "give"]), max_size=60), st.integers(1, 5), st.integers(1, 6))
-def test_the_heap_finds_the_least_loaded(moves: list[str], num_engines: int, capacity: int) -> None:
+def test_llm_proxy_the_heap_finds_the_least_loaded(moves: list[str], num_engines: int, capacity: int) -> None:
     router = Router(max_kv_used=1.0)
     engines = [engine(f"e{i}", capacity) for i in range(num_engines)]
     for own in engines:
@@ -328,7 +328,7 @@ class SlowToLetGo(TickingEngine):
         await super()._abort(request_ids)
 
 
-def test_proxy_a_request_that_waits_for_an_orphan_of_its_id_does_not_go_out_while_it_is_suspended() -> None:
+def test_llm_proxy_a_request_that_waits_for_an_orphan_of_its_id_does_not_go_out_while_it_is_suspended() -> None:
     """An engine that gets new weights refuses it, and that would end the run."""
 
     async def main() -> tuple[list[str], list[str], int]:

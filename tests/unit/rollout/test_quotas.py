@@ -16,7 +16,9 @@ WEIGHTS = st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 10), min_size=
 
 
 @given(WEIGHTS, st.lists(st.integers(0, 7), max_size=12))
-def test_every_total_is_within_a_place_per_domain_of_its_share(weights: dict[str, float], steps: list[int]) -> None:
+def test_rollout_quota_every_total_is_within_a_place_per_domain_of_its_share(
+    weights: dict[str, float], steps: list[int]
+) -> None:
     quotas, dealt = Quotas(weights), Counter[str]()
     for places in steps:
         ahead = quotas.ahead(places)
@@ -28,13 +30,15 @@ def test_every_total_is_within_a_place_per_domain_of_its_share(weights: dict[str
 
 
 @given(WEIGHTS, st.integers(0, 30), st.integers(0, 30))
-def test_a_resumed_run_deals_on_where_it_stopped(weights: dict[str, float], before: int, after: int) -> None:
+def test_rollout_quota_a_resumed_run_deals_on_where_it_stopped(
+    weights: dict[str, float], before: int, after: int
+) -> None:
     whole = Quotas(weights)
     whole.deal(before)
     assert Quotas(weights, before).in_order(after) == whole.in_order(after)
 
 
-def test_a_place_that_was_not_used_is_dealt_again() -> None:
+def test_rollout_quota_a_place_that_was_not_used_is_dealt_again() -> None:
     quotas = Quotas({"a": 1.0, "b": 1.0})
     assert quotas.in_order(4) == ["a", "b", "a", "b"]
     quotas.give_back("b")
@@ -42,7 +46,7 @@ def test_a_place_that_was_not_used_is_dealt_again() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_mix_holds_although_groups_that_got_too_old_are_given_up(seed: int) -> None:
+def test_rollout_quota_the_mix_holds_although_groups_that_got_too_old_are_given_up(seed: int) -> None:
     scheduling = SchedulingConfig(async_ratio=1.0, stale_policy="drop", domain_quotas=True)
     settings = Settings(seed=seed, scheduling=scheduling, batch_size=4, num_steps=8, num_engines=1, capacity=6)
     world = play(settings)  # which checks the mix over the whole run

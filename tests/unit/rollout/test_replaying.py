@@ -36,7 +36,7 @@ def won(rollout: Rollout) -> Trajectory:
     return recorded(replace(rollout, reward=RewardResult(value=2.0, correct=True)))
 
 
-def test_a_rollout_goes_on_where_the_earlier_episode_was(tiny_model: Path) -> None:
+def test_rollout_replay_a_rollout_goes_on_where_the_earlier_episode_was(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a1", "a2", "a3", "a4")
     whole = run_episode(renderer, engine, Script(STEPS))
     _, other = said(tiny_model, "b3", "b4")
@@ -86,14 +86,16 @@ class Forgetful(Script):
         ("state", "the state before turn 3 differs"),
     ],
 )
-def test_an_environment_that_does_not_repeat_itself_is_an_error(tiny_model: Path, what: str, why: str) -> None:
+def test_rollout_replay_an_environment_that_does_not_repeat_itself_is_an_error(
+    tiny_model: Path, what: str, why: str
+) -> None:
     renderer, engine = said(tiny_model, "a1", "a2", "a3", "a4")
     whole = run_episode(renderer, engine, Script(STEPS))
     with pytest.raises(ReplayError, match=f"environment 'script' does not repeat its episode 'p'.*: {why}"):
         run_episode(renderer, engine, Forgetful(what), anchor=Anchor(trajectory=won(whole), num_turns=2))
 
 
-def test_another_first_observation_is_an_error_also_where_no_turn_is_replayed(tiny_model: Path) -> None:
+def test_rollout_replay_another_first_observation_is_an_error_also_where_no_turn_is_replayed(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a1", "a2", "a3", "a4")
     whole = won(run_episode(renderer, engine, Script(STEPS)))
     again = run_episode(renderer, engine, Script(STEPS), anchor=Anchor(trajectory=whole, num_turns=0))
@@ -106,7 +108,7 @@ def test_another_first_observation_is_an_error_also_where_no_turn_is_replayed(ti
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "gemma"])
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_saying_the_same_again_from_any_anchor_gives_the_rest_of_the_same_episode(
+def test_rollout_replay_saying_the_same_again_from_any_anchor_gives_the_rest_of_the_same_episode(
     default_model: Path, name: str, data: st.DataObject
 ) -> None:
     tokenizer = published_tokenizer(default_model, name)
@@ -137,7 +139,7 @@ def test_saying_the_same_again_from_any_anchor_gives_the_rest_of_the_same_episod
     assert [t.state for t in rollout.turns] == [t.state for t in whole.turns[depth:]]
 
 
-def test_what_was_cut_before_the_anchor_is_not_counted_again(tiny_model: Path) -> None:
+def test_rollout_replay_what_was_cut_before_the_anchor_is_not_counted_again(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a1", "a2", "a3")
     steps: list[tuple[str, dict[str, Any]]] = [("x" * 900, {}), ("end", {})]
     whole = run_episode(renderer, engine, Script(steps), max_context=400, min_answer_tokens=200)
@@ -147,13 +149,13 @@ def test_what_was_cut_before_the_anchor_is_not_counted_again(tiny_model: Path) -
     assert again.replayed and again.counts == {}
 
 
-def test_an_answer_of_as_many_tokens_as_it_may_have_did_not_fill_the_context(tiny_model: Path) -> None:
+def test_rollout_replay_an_answer_of_as_many_tokens_as_it_may_have_did_not_fill_the_context(tiny_model: Path) -> None:
     renderer, engine = said(tiny_model, "a" * 100)
     rollout = run_episode(renderer, engine, Script(STEPS), max_context=1000)
     assert (len(rollout.token_ids), rollout.finish_reason, rollout.counts) == (MAX_NEW_TOKENS, "length", {})
 
 
-def test_an_episode_that_its_environment_cuts_off_has_no_further_turn(tiny_model: Path) -> None:
+def test_rollout_replay_an_episode_that_its_environment_cuts_off_has_no_further_turn(tiny_model: Path) -> None:
     class CutsOff(Script):
         async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
             observation, reward, ended, _, info = await super().step(action)

@@ -58,7 +58,7 @@ def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_atte
 @pytest.mark.parametrize(
     ("num_failures", "waits"), [(0, []), (1, [1]), (3, [1, 2, 4]), (9, [1, 2, 4, 8, 16, 32, 60, 60, 60])]
 )
-def test_each_wait_is_twice_the_last_up_to_a_minute(num_failures: int, waits: Sequence[float]) -> None:
+def test_rollout_retry_each_wait_is_twice_the_last_up_to_a_minute(num_failures: int, waits: Sequence[float]) -> None:
     asked_at: list[float] = []
 
     async def main() -> Rollout:
@@ -69,7 +69,7 @@ def test_each_wait_is_twice_the_last_up_to_a_minute(num_failures: int, waits: Se
     assert max(waits, default=0) <= LONGEST_WAIT_S
 
 
-def test_a_wait_can_be_interrupted() -> None:
+def test_rollout_retry_a_wait_can_be_interrupted() -> None:
     life, asked_at = LifeCycle(), []
 
     async def main() -> float:
@@ -85,7 +85,9 @@ def test_a_wait_can_be_interrupted() -> None:
 
 
 @pytest.mark.parametrize("num_broken", [1, 9])
-def test_engine_log_probs_that_are_not_finite_are_retried_and_then_no_answer_of_the_policy(num_broken: int) -> None:
+def test_rollout_retry_engine_log_probs_that_are_not_finite_are_retried_and_then_no_answer_of_the_policy(
+    num_broken: int,
+) -> None:
     class Broken(AtOnce):
         num_asked = 0
 
@@ -111,7 +113,7 @@ def test_engine_log_probs_that_are_not_finite_are_retried_and_then_no_answer_of_
 
 
 @pytest.mark.parametrize("who", ["reward", "engine"])
-def test_a_rollout_is_tried_again_where_what_it_waits_for_was_cancelled(who: str) -> None:
+def test_rollout_retry_a_rollout_is_tried_again_where_what_it_waits_for_was_cancelled(who: str) -> None:
     async def main() -> list[Rollout]:
         world = World(replace(random_settings(0), num_engines=1, deaths=0, frailty=0.0, reward_hangs=0.0, lags=(0.0,)))
         first, engine = True, world.engines.engines[0]

@@ -128,14 +128,14 @@ def build(engines: Engines, reward=right, prepared: list[str] | None = None, loo
     return RolloutScheduler(LLMProxy(engines, prepare), {"d": reward}, Numbers(), seed=7, loop=loop)
 
 
-async def test_groups_come_back_in_draw_order_with_all_their_rollouts() -> None:
+async def test_rollout_scheduler_groups_come_back_in_draw_order_with_all_their_rollouts() -> None:
     groups = await build(Engines(CountingEngine("a"))).collect(draws(4), PLAN)
     assert [g.draw.draw_id for g in groups] == [0, 1, 2, 3]
     assert [[r.index for r in g.rollouts] for g in groups] == [[0, 1, 2]] * 4
     assert all(r.reward is not None and r.reward.value == 1.0 for g in groups for r in g.rollouts)
 
 
-async def test_tokens_do_not_depend_on_the_number_of_engines() -> None:
+async def test_rollout_scheduler_tokens_do_not_depend_on_the_number_of_engines() -> None:
     one = await build(Engines(CountingEngine("a"))).collect(draws(5), PLAN)
     three = await build(Engines(*(CountingEngine(n) for n in "abc"))).collect(draws(5), PLAN)
     assert [r.token_ids.tolist() for g in one for r in g.rollouts] == [
@@ -143,13 +143,13 @@ async def test_tokens_do_not_depend_on_the_number_of_engines() -> None:
     ]
 
 
-async def test_requests_spread_evenly_over_engines() -> None:
+async def test_rollout_scheduler_requests_spread_evenly_over_engines() -> None:
     engines = [CountingEngine(n) for n in "abc"]
     await build(Engines(*engines)).collect(draws(4), PLAN)
     assert [len(e.served) for e in engines] == [4, 4, 4]
 
 
-async def test_a_dead_engine_is_replaced_once_synced_and_its_requests_are_issued_again() -> None:
+async def test_rollout_scheduler_a_dead_engine_is_replaced_once_synced_and_its_requests_are_issued_again() -> None:
     dying, living = CountingEngine("a", dies_at=2), CountingEngine("b")
     engines, prepared = Engines(dying, living), []
     groups = await build(engines, prepared=prepared).collect(draws(4), PLAN)
@@ -162,7 +162,7 @@ async def test_a_dead_engine_is_replaced_once_synced_and_its_requests_are_issued
     ]
 
 
-async def test_a_verifier_that_fails_once_is_asked_again_without_generating_again() -> None:
+async def test_rollout_scheduler_a_verifier_that_fails_once_is_asked_again_without_generating_again() -> None:
     calls: dict[str, int] = {}
 
     async def flaky(rollout: Rollout) -> RewardResult:
@@ -177,7 +177,7 @@ async def test_a_verifier_that_fails_once_is_asked_again_without_generating_agai
     assert all(r.reward and r.reward.value == 0.5 for g in groups for r in g.rollouts)
 
 
-async def test_what_infrastructure_failed_is_marked_and_has_no_reward() -> None:
+async def test_rollout_scheduler_what_infrastructure_failed_is_marked_and_has_no_reward() -> None:
     async def broken(rollout: Rollout) -> RewardResult:
         if rollout.index == 1:
             raise RewardInfraError("no verifier here")
@@ -192,7 +192,7 @@ async def test_what_infrastructure_failed_is_marked_and_has_no_reward() -> None:
 
 
 @pytest.mark.parametrize("num_failures", [1, 2, 3])
-async def test_what_fails_before_an_engine_has_the_request_is_tried_again(num_failures: int) -> None:
+async def test_rollout_scheduler_what_fails_before_an_engine_has_the_request_is_tried_again(num_failures: int) -> None:
     tries: dict[int, int] = {}
 
     async def loop(
@@ -214,7 +214,7 @@ async def test_what_fails_before_an_engine_has_the_request_is_tried_again(num_fa
     assert len(scheduler.life) == 0
 
 
-async def test_an_answer_that_can_never_be_scored_is_given_up_at_once() -> None:
+async def test_rollout_scheduler_an_answer_that_can_never_be_scored_is_given_up_at_once() -> None:
     asked: list[int] = []
 
     async def picky(rollout: Rollout) -> RewardResult:
@@ -231,7 +231,7 @@ async def test_an_answer_that_can_never_be_scored_is_given_up_at_once() -> None:
     assert len(again.scored) == 2
 
 
-async def test_a_malformed_prompt_is_marked_by_name_and_nothing_more_is_generated_for_it() -> None:
+async def test_rollout_scheduler_a_malformed_prompt_is_marked_by_name_and_nothing_more_is_generated_for_it() -> None:
     asked: list[str] = []
 
     async def picky(rollout: Rollout) -> RewardResult:
@@ -255,7 +255,7 @@ async def test_a_malformed_prompt_is_marked_by_name_and_nothing_more_is_generate
     assert len(scheduler.life) == 0  # all of their lives have ended
 
 
-async def test_a_bug_in_a_reward_ends_the_collection_and_aborts_the_rest() -> None:
+async def test_rollout_scheduler_a_bug_in_a_reward_ends_the_collection_and_aborts_the_rest() -> None:
     async def buggy(rollout: Rollout) -> RewardResult:
         raise ZeroDivisionError("bug")
 
@@ -266,7 +266,7 @@ async def test_a_bug_in_a_reward_ends_the_collection_and_aborts_the_rest() -> No
     assert set(engine.aborted) == {"train-0.1", "train-0.2"}  # the first had its answer
 
 
-async def test_cancelling_aborts_requests_at_the_engine() -> None:
+async def test_rollout_scheduler_cancelling_aborts_requests_at_the_engine() -> None:
     engine = CountingEngine("a")
     engine.hold = asyncio.Event()
     task = asyncio.create_task(build(Engines(engine)).collect(draws(1), PLAN))
@@ -278,7 +278,7 @@ async def test_cancelling_aborts_requests_at_the_engine() -> None:
     assert set(engine.aborted) == {"train-0.0", "train-0.1", "train-0.2"}
 
 
-def test_seeds_differ_between_requests_and_are_stable() -> None:
+def test_rollout_scheduler_seeds_differ_between_requests_and_are_stable() -> None:
     seeds = {request_seed(0, p, d, i) for p in ("train", "eval") for d in range(50) for i in range(8)}
     assert len(seeds) == 800
     assert all(0 <= seed < 2**31 for seed in seeds)

@@ -17,12 +17,12 @@ PARTS = 3
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_invariant_holds_in_random_schedules(part: int) -> None:
+def test_rollout_schedule_every_invariant_holds_in_random_schedules(part: int) -> None:
     for seed in range(part, NUM_SCHEDULES, PARTS):
         play(random_settings(seed))
 
 
-def test_engines_stand_still_after_a_weight_sync_that_broke_off() -> None:
+def test_rollout_schedule_engines_stand_still_after_a_weight_sync_that_broke_off() -> None:
     async def main() -> list[bool]:
         world = World(Settings(seed=0, scheduling=SchedulingConfig(async_ratio=1.0)))
         with pytest.raises(WeightSyncError):

@@ -91,7 +91,9 @@ def replies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", PUBLISHED)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
-def test_what_is_trained_is_what_the_engine_saw_and_wrote(default_model: Path, name: str, data: st.DataObject) -> None:
+def test_rollout_token_exactness_what_is_trained_is_what_the_engine_saw_and_wrote(
+    default_model: Path, name: str, data: st.DataObject
+) -> None:
     tokenizer = published_tokenizer(default_model, name)
     renderer = ChatRenderer(tokenizer)
     special = PUBLISHED[name] or ("<|im_end|>", "<|im_start|>", "<|endoftext|>")

@@ -61,7 +61,7 @@ def within(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return run(work(), limit_s=10_000.0)
 
 
-def test_engine_group_without_a_retired_engine_goes_on_with_its_requests() -> None:
+def test_rollout_transition_engine_group_without_a_retired_engine_goes_on_with_its_requests() -> None:
     async def main() -> None:
         world = World("a", "b")
         asked = world.ask(4)
@@ -81,7 +81,7 @@ def test_engine_group_without_a_retired_engine_goes_on_with_its_requests() -> No
     within(main)
 
 
-def test_engine_group_lets_a_retired_engine_finish_where_it_drains() -> None:
+def test_rollout_transition_engine_group_lets_a_retired_engine_finish_where_it_drains() -> None:
     async def main() -> None:
         world = World("a", "b")
         asked = world.ask(2)
@@ -93,7 +93,7 @@ def test_engine_group_lets_a_retired_engine_finish_where_it_drains() -> None:
     within(main)
 
 
-def test_engine_group_that_lost_its_last_engine_waits_for_one_that_is_added() -> None:
+def test_rollout_transition_engine_group_that_lost_its_last_engine_waits_for_one_that_is_added() -> None:
     async def main() -> None:
         world = World("a")
         asked = world.ask(2)
@@ -109,7 +109,7 @@ def test_engine_group_that_lost_its_last_engine_waits_for_one_that_is_added() ->
     within(main)
 
 
-def test_engine_group_is_as_before_where_an_added_engine_does_not_start() -> None:
+def test_rollout_transition_engine_group_is_as_before_where_an_added_engine_does_not_start() -> None:
     async def main() -> None:
         world = World("a")
         with pytest.raises(EngineDiedError):
@@ -121,7 +121,7 @@ def test_engine_group_is_as_before_where_an_added_engine_does_not_start() -> Non
     within(main)
 
 
-def test_engine_group_starts_no_added_engine_while_trainers_have_the_memory() -> None:
+def test_rollout_transition_engine_group_starts_no_added_engine_while_trainers_have_the_memory() -> None:
     async def main() -> None:
         world = World("a")
         await world.proxy.sleep()
@@ -135,7 +135,7 @@ def test_engine_group_starts_no_added_engine_while_trainers_have_the_memory() ->
     within(main)
 
 
-def test_engine_group_of_which_one_sleeps_serves_with_the_others() -> None:
+def test_rollout_transition_engine_group_of_which_one_sleeps_serves_with_the_others() -> None:
     async def main() -> None:
         world = World("a", "b")
         asked = world.ask(2)
@@ -154,7 +154,7 @@ def test_engine_group_of_which_one_sleeps_serves_with_the_others() -> None:
     within(main)
 
 
-def test_engine_group_replaces_one_that_died_asleep_when_it_is_woken() -> None:
+def test_rollout_transition_engine_group_replaces_one_that_died_asleep_when_it_is_woken() -> None:
     async def main() -> None:
         world = World("a", "b")
         await world.move.sleep("a")
@@ -174,7 +174,7 @@ def test_engine_group_replaces_one_that_died_asleep_when_it_is_woken() -> None:
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_engine_group_retires_an_engine_that_is_being_replaced(is_away: bool) -> None:
+def test_rollout_transition_engine_group_retires_an_engine_that_is_being_replaced(is_away: bool) -> None:
     async def main() -> None:
         world = World("a", "b")
         if is_away:
@@ -193,7 +193,7 @@ def test_engine_group_retires_an_engine_that_is_being_replaced(is_away: bool) ->
     within(main)
 
 
-def test_engine_group_of_which_one_is_suspended_keeps_its_requests_there() -> None:
+def test_rollout_transition_engine_group_of_which_one_is_suspended_keeps_its_requests_there() -> None:
     async def main() -> None:
         world = World("a", "b")
         asked = world.ask(2)
@@ -213,7 +213,7 @@ def test_engine_group_of_which_one_is_suspended_keeps_its_requests_there() -> No
     within(main)
 
 
-def test_engine_group_whose_engine_cannot_sleep_lets_it_serve_again() -> None:
+def test_rollout_transition_engine_group_whose_engine_cannot_sleep_lets_it_serve_again() -> None:
     async def main() -> None:
         world = World("a")
 
@@ -229,7 +229,7 @@ def test_engine_group_whose_engine_cannot_sleep_lets_it_serve_again() -> None:
     within(main)
 
 
-def test_engine_group_of_engines_that_were_all_given_up_says_so_after_another_left() -> None:
+def test_rollout_transition_engine_group_of_engines_that_were_all_given_up_says_so_after_another_left() -> None:
     async def main() -> None:
         world = World("a", "b")
         world.group._fault = lambda engine_id: Fault(call="start", hangs=False)
@@ -254,7 +254,9 @@ async def given_up(step: Coroutine[Any, Any, None], after_s: float) -> None:
             await step
 
 
-def test_engine_group_suspends_an_engine_that_is_being_replaced_also_where_the_caller_is_gone() -> None:
+def test_rollout_transition_engine_group_suspends_an_engine_that_is_being_replaced_also_where_the_caller_is_gone() -> (
+    None
+):
     async def main() -> None:
         world = World("a")
         world.group.engines[0].die()
@@ -270,7 +272,7 @@ def test_engine_group_suspends_an_engine_that_is_being_replaced_also_where_the_c
     within(main)
 
 
-def test_engine_group_steps_of_one_engine_follow_each_other_also_where_a_caller_is_gone() -> None:
+def test_rollout_transition_engine_group_steps_of_one_engine_follow_each_other_also_where_a_caller_is_gone() -> None:
     async def main() -> None:
         world = World("a", "b")
         asked = world.ask(2)
@@ -287,7 +289,7 @@ def test_engine_group_steps_of_one_engine_follow_each_other_also_where_a_caller_
     within(main)
 
 
-def test_engine_group_moves_no_single_engine_while_trainers_have_the_memory() -> None:
+def test_rollout_transition_engine_group_moves_no_single_engine_while_trainers_have_the_memory() -> None:
     async def main() -> None:
         world = World("a", "b", "c")
         await world.move.sleep("a")
@@ -308,7 +310,9 @@ def test_engine_group_moves_no_single_engine_while_trainers_have_the_memory() ->
     within(main)
 
 
-def test_engine_group_whose_woken_engine_got_no_weights_sleeps_and_wakes_it_with_the_others() -> None:
+def test_rollout_transition_engine_group_whose_woken_engine_got_no_weights_sleeps_and_wakes_it_with_the_others() -> (
+    None
+):
     async def main() -> None:
         world = World("a", "b")
         await world.move.sleep("a")
@@ -325,7 +329,7 @@ def test_engine_group_whose_woken_engine_got_no_weights_sleeps_and_wakes_it_with
     within(main)
 
 
-def test_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
+def test_rollout_transition_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
     async def main() -> None:
         world = World("a")
         await world.proxy.sleep()
@@ -341,7 +345,7 @@ def test_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
     within(main)
 
 
-def test_engine_group_keeps_an_engine_that_has_the_name_of_one_that_was_retired() -> None:
+def test_rollout_transition_engine_group_keeps_an_engine_that_has_the_name_of_one_that_was_retired() -> None:
     async def main() -> None:
         world = World("a", "b")
         old = world.proxy._fleet.link("a")
@@ -355,7 +359,7 @@ def test_engine_group_keeps_an_engine_that_has_the_name_of_one_that_was_retired(
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_engine_group_that_changes_at_random_answers_every_request_once(seed: int) -> None:
+def test_rollout_transition_engine_group_that_changes_at_random_answers_every_request_once(seed: int) -> None:
     chance = random.Random(seed)
 
     async def main() -> None:

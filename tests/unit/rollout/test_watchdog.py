@@ -28,7 +28,7 @@ def reports_of(moves: list[tuple[float, str, RolloutState, str]], until: float, 
     return found
 
 
-def test_stage_worker_rollouts_and_ages_are_named() -> None:
+def test_watchdog_stage_worker_rollouts_and_ages_are_named() -> None:
     moves = [
         (0.0, "train-0.0", S.QUEUED, ""),
         (1.0, "train-0.0", S.GENERATING, "engine-3"),
@@ -44,25 +44,25 @@ def test_stage_worker_rollouts_and_ages_are_named() -> None:
     ]
 
 
-def test_nothing_is_said_while_anything_moves() -> None:
+def test_watchdog_nothing_is_said_while_anything_moves() -> None:
     moves = [(float(50 * i), f"train-{i}.0", S.QUEUED, "") for i in range(10)]
     assert reports_of(moves, until=505.0) == []
 
 
-def test_reports_become_rarer_and_start_anew_after_a_move() -> None:
+def test_watchdog_reports_become_rarer_and_start_anew_after_a_move() -> None:
     moves = [(0.0, "train-0.0", S.QUEUED, ""), (500.0, "train-0.0", S.GENERATING, "e")]
     found = reports_of(moves, until=570.0)
     ages = [text.partition(":")[0].rpartition(" for ")[2] for text in found]
     assert ages == ["60 s", "120 s", "240 s", "480 s", "60 s"]
 
 
-def test_a_rollout_that_waits_for_its_group_holds_nothing_up() -> None:
+def test_watchdog_a_rollout_that_waits_for_its_group_holds_nothing_up() -> None:
     moves = [(0.0, "train-0.0", S.QUEUED, "")]
     moves += [(1.0, "train-0.0", S.GENERATING, "e"), (2.0, "train-0.0", S.REWARDING, "")]
     assert reports_of([*moves, (3.0, "train-0.0", S.ACCEPTED, "")], until=1000.0) == []
 
 
-def test_where_no_rollout_is_under_way_the_open_phase_is_named() -> None:
+def test_watchdog_where_no_rollout_is_under_way_the_open_phase_is_named() -> None:
     found: list[str] = []
 
     async def main() -> None:

@@ -22,7 +22,9 @@ from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightU
 
 
 @pytest.mark.parametrize("how", ["ended", "failed", "cancelled", "cancelled before it began"])
-def test_a_fresh_engine_waits_for_an_update_and_after_a_broken_one_for_the_next_push(how: str) -> None:
+def test_rollout_weight_sync_a_fresh_engine_waits_for_an_update_and_after_a_broken_one_for_the_next_push(
+    how: str,
+) -> None:
     async def main() -> list[str]:
         world = World(random_settings(0))
         weights, told = world.weights, []
@@ -116,7 +118,7 @@ class LateWorld(World):
     engine_type = LateEngine
 
 
-def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go_on() -> None:
+def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go_on() -> None:
     found: list[Any] = []
 
     async def main() -> None:
@@ -158,7 +160,7 @@ def evaluating(world: World, live: LivePolicy) -> asyncio.Task[Any]:
     return live.evaluation  # type: ignore[return-value]
 
 
-def test_weight_sync_gives_up_an_evaluation_whose_engines_all_died_while_the_weights_changed() -> None:
+def test_rollout_weight_sync_gives_up_an_evaluation_whose_engines_all_died_while_the_weights_changed() -> None:
     async def main() -> None:
         world, live = quiet_world()
         await live.sync()
@@ -178,7 +180,7 @@ def test_weight_sync_gives_up_an_evaluation_whose_engines_all_died_while_the_wei
     clock.run(main(), seed=0, limit_s=10_000.0)
 
 
-def test_live_policy_that_is_closed_twice_lets_its_evaluation_end() -> None:
+def test_rollout_weight_sync_live_policy_that_is_closed_twice_lets_its_evaluation_end() -> None:
     async def main() -> None:
         world, live = quiet_world()
         await live.sync()

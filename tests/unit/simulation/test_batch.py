@@ -100,18 +100,18 @@ def scripts(draw: st.DrawFn) -> tuple[EngineSettings, list[Arrival], list[Hold]]
 
 @given(scripts())
 @settings(max_examples=300, deadline=None)
-def test_every_finish_abort_and_version_equals_the_simulation_of_every_token(script) -> None:
+def test_simulation_batch_every_finish_abort_and_version_equals_the_simulation_of_every_token(script) -> None:
     compare(*script)
 
 
-def test_a_full_cache_preempts_and_still_equals_the_simulation_of_every_token() -> None:
+def test_simulation_batch_a_full_cache_preempts_and_still_equals_the_simulation_of_every_token() -> None:
     limits = BatchLimits(max_num_seqs=8, max_batched_tokens=64, kv_capacity=200)
     arrivals = [Arrival(f"r{i}", 0.0, 20, 60 + i) for i in range(8)]
     expected = compare(engine_settings(COSTS, limits), arrivals, [])
     assert expected.num_preempted > 5
 
 
-def test_one_request_takes_the_roofline_by_hand() -> None:
+def test_simulation_batch_one_request_takes_the_roofline_by_hand() -> None:
     # prefill of 10: 2 + max(4, 10 x 0.5) + 0.1 + 10^2/2 x 1e-4 ms = 7.105 ms
     # then decode steps with contexts 11, 12, 13, 14: 2 + max(4, 0.5) + 0.01 + context x 0.003 ms
     expected = 7.105 + 4 * 6.01 + 0.003 * (11 + 12 + 13 + 14)
@@ -122,7 +122,7 @@ def test_one_request_takes_the_roofline_by_hand() -> None:
     assert drive(scenario, engine_settings(COSTS)) == pytest.approx(expected / 1000, rel=1e-12)
 
 
-def test_long_prompts_are_prefilled_in_chunks_beside_decoding() -> None:
+def test_simulation_batch_long_prompts_are_prefilled_in_chunks_beside_decoding() -> None:
     limits = BatchLimits(max_num_seqs=4, max_batched_tokens=100, kv_capacity=10_000)
     costs = EngineCosts(overhead_s=1.0, weights_s=0, token_s=0, communication_s=0, request_s=0, context_s=0, pair_s=0)
 
@@ -135,7 +135,7 @@ def test_long_prompts_are_prefilled_in_chunks_beside_decoding() -> None:
     assert drive(scenario, engine_settings(costs, limits)) == [20.0, 5.0]
 
 
-def test_lower_priority_numbers_go_first_and_equals_in_order() -> None:
+def test_simulation_batch_lower_priority_numbers_go_first_and_equals_in_order() -> None:
     limits = BatchLimits(max_num_seqs=1, max_batched_tokens=64, kv_capacity=1000)
     arrivals = [("first", 0), ("later", 1), ("urgent", -1), ("also later", 1)]
 
@@ -152,7 +152,7 @@ def test_lower_priority_numbers_go_first_and_equals_in_order() -> None:
     assert drive(scenario, engine_settings(limits=limits)) == ["urgent", "first", "later", "also later"]
 
 
-def test_work_per_request_does_not_grow_with_its_tokens() -> None:
+def test_simulation_batch_work_per_request_does_not_grow_with_its_tokens() -> None:
     calls = []
     for wanted in (100, 100_000):
         batch = ContinuousBatch(COSTS, BatchLimits(max_num_seqs=8, max_batched_tokens=64, kv_capacity=10**7))
@@ -167,7 +167,7 @@ def test_work_per_request_does_not_grow_with_its_tokens() -> None:
     assert calls[0] == calls[1]
 
 
-def test_a_request_that_can_never_fit_is_a_mistake_of_the_caller() -> None:
+def test_simulation_batch_a_request_that_can_never_fit_is_a_mistake_of_the_caller() -> None:
     batch = ContinuousBatch(COSTS, BatchLimits(max_num_seqs=8, max_batched_tokens=64, kv_capacity=100))
     with pytest.raises(AssertionError, match="never fit"):
         batch.submit(SimulatedRequest("r", 60, 41))

@@ -105,7 +105,9 @@ def latest_end(
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=60, deadline=None)
-def test_asynchronous_runs_keep_the_bound(ratio, num_engines, slots, prompts, group, sigma, update_steps, seed) -> None:
+def test_simulation_bounds_asynchronous_runs_keep_the_bound(
+    ratio, num_engines, slots, prompts, group, sigma, update_steps, seed
+) -> None:
     update_s, num_steps = STEP_S * update_steps, 8
     config = asynchronous(
         ratio,
@@ -157,7 +159,7 @@ def steady_step_s(ratio: float, *, answer: int, update_s: float, num_slots: int 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 3.0, 4.0])
 @pytest.mark.parametrize("update_s", [0.0, 1.0, 5.0, 20.0])
-def test_alpha_divides_the_tail_alone(ratio: float, update_s: float) -> None:
+def test_simulation_bounds_alpha_divides_the_tail_alone(ratio: float, update_s: float) -> None:
     """Slots for all: N g / K is nothing, and (1) says what a hard bound of freshness allows at best."""
     longest = 10.0
     best = max((longest + update_s) / (ratio + 1), update_s)
@@ -166,19 +168,21 @@ def test_alpha_divides_the_tail_alone(ratio: float, update_s: float) -> None:
 
 @pytest.mark.parametrize(("ratio", "steps_ahead"), [(0.25, 1), (0.5, 1), (1.5, 2), (2.5, 3)])
 @pytest.mark.parametrize("update_s", [1.0, 4.0, 12.0])
-def test_a_broken_alpha_overlaps_all_of_training(ratio: float, steps_ahead: int, update_s: float) -> None:
+def test_simulation_bounds_a_broken_alpha_overlaps_all_of_training(
+    ratio: float, steps_ahead: int, update_s: float
+) -> None:
     step_s = steady_step_s(ratio, answer=1000, update_s=update_s)
     assert step_s == pytest.approx(max(10.0 / steps_ahead, update_s), rel=0.01)
 
 
-def test_more_staleness_does_not_help_engines_without_a_free_slot() -> None:
+def test_simulation_bounds_more_staleness_does_not_help_engines_without_a_free_slot() -> None:
     """4 answers of 10 s for one slot in each step: 40 s, whatever alpha is."""
     found = [steady_step_s(ratio, answer=1000, update_s=5.0, num_slots=1) for ratio in (1.0, 2.0, 4.0)]
     assert np.allclose(found, 40.0, rtol=0.01)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0])
-def test_p2_as_published_denies_what_freshness_needs(ratio: float) -> None:
+def test_simulation_bounds_p2_as_published_denies_what_freshness_needs(ratio: float) -> None:
     longest, update_s = 10.0, 10.0 / (ratio + 1)
     published = max(0.0 + longest / (ratio + 1), update_s)
     assert steady_step_s(ratio, answer=1000, update_s=update_s) > 1.3 * published

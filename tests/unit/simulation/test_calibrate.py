@@ -55,7 +55,7 @@ def stretch(requests: int, *, steps: int = 1, started: int = 0, prefilled: int =
 # ---- what engines tell
 
 
-def test_steps_that_only_decode_for_as_many_requests_are_one_stretch() -> None:
+def test_simulation_calibrate_steps_that_only_decode_for_as_many_requests_are_one_stretch() -> None:
     clock = Clock()
     log = StepLog(clock, wall=lambda: 1000.0)
     log.begin()
@@ -70,7 +70,7 @@ def test_steps_that_only_decode_for_as_many_requests_are_one_stretch() -> None:
     assert log.take() == []
 
 
-def test_time_in_which_an_engine_stood_still_belongs_to_no_step() -> None:
+def test_simulation_calibrate_time_in_which_an_engine_stood_still_belongs_to_no_step() -> None:
     clock = Clock()
     log = StepLog(clock, wall=lambda: 0.0)
     log.step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)  # its beginning is not known
@@ -81,7 +81,7 @@ def test_time_in_which_an_engine_stood_still_belongs_to_no_step() -> None:
     assert [found.duration_s for found in log.take()] == [0.25]
 
 
-def test_steps_beside_the_scoring_of_sequences_are_left_out() -> None:
+def test_simulation_calibrate_steps_beside_the_scoring_of_sequences_are_left_out() -> None:
     clock = Clock()
     log = StepLog(clock, wall=lambda: 0.0)
     log.begin()
@@ -95,7 +95,7 @@ def test_steps_beside_the_scoring_of_sequences_are_left_out() -> None:
 # ---- costs
 
 
-def test_a_measured_step_by_hand() -> None:
+def test_simulation_calibrate_a_measured_step_by_hand() -> None:
     assert MEASURED.decode_s(10) == pytest.approx(0.012 + 6 / 12 * 0.024)
     assert MEASURED.decode_s(28) == pytest.approx(0.036 + 12 / 12 * 0.024)  # the last line goes on
     # 3 decode beside 1 that prefills 21 tokens, of which the last one counts as its request: 4 requests, 20 tokens
@@ -103,7 +103,7 @@ def test_a_measured_step_by_hand() -> None:
     assert interpolate(((5.0, 0.3),), 70) == 0.3
 
 
-def test_a_device_that_was_measured_with_another_model_is_refused() -> None:
+def test_simulation_calibrate_a_device_that_was_measured_with_another_model_is_refused() -> None:
     fit = fit_engine([stretch(4, steps=50, seconds=1.0)])
     found = measured_device(CHIP, TOY, 1, fit)
     assert engine_costs(TOY, found, 1).decode_s(4) == pytest.approx(0.02)
@@ -111,7 +111,7 @@ def test_a_device_that_was_measured_with_another_model_is_refused() -> None:
         engine_costs(TOY, found, 2)
 
 
-def test_a_malformed_measurement_is_refused(tmp_path: Path) -> None:
+def test_simulation_calibrate_a_malformed_measurement_is_refused(tmp_path: Path) -> None:
     values = yaml.safe_load((Path(device.__code__.co_filename).parent / "devices.yaml").read_text())["cpu"]
     measured = {"model": "toy", "tensor_parallel": 1, "prefill_token_s": 0, "context_token_s": 0}
     for curve, what in [
@@ -135,7 +135,9 @@ def test_a_malformed_measurement_is_refused(tmp_path: Path) -> None:
     prefill_s=st.floats(0, 1e-2),
     seed=st.integers(0, 1000),
 )
-def test_a_model_of_the_same_form_is_found_again(rises: list[float], context_s: float, prefill_s: float, seed: int):
+def test_simulation_calibrate_a_model_of_the_same_form_is_found_again(
+    rises: list[float], context_s: float, prefill_s: float, seed: int
+):
     knots = np.array([0, 2, 8, 16, 32])
     heights = np.cumsum([0.02, *rises[1:]])
     random = np.random.default_rng(seed)
@@ -159,21 +161,21 @@ def test_a_model_of_the_same_form_is_found_again(rises: list[float], context_s: 
         assert found == pytest.approx(expected, rel=0.05)
 
 
-def test_the_curve_never_falls_also_where_noise_says_so() -> None:
+def test_simulation_calibrate_the_curve_never_falls_also_where_noise_says_so() -> None:
     fit = fit_engine([stretch(2, steps=40, seconds=4.0), stretch(10, steps=40, seconds=2.0)])
     heights = [seconds for _, seconds in fit.curve]
     assert heights == sorted(heights) and heights[0] >= 0
     assert fit.curve[-1][0] == 10
 
 
-def test_stretches_that_something_else_disturbed_are_left_out() -> None:
+def test_simulation_calibrate_stretches_that_something_else_disturbed_are_left_out() -> None:
     calm = [stretch(requests, steps=10, seconds=0.1) for requests in range(1, 21) for _ in range(5)]
     fit = fit_engine([*calm, stretch(7, seconds=0.5), stretch(12, seconds=3.0)])
     assert fit.num_left_out == 2 and fit.num_steps == 1000
     assert [seconds for _, seconds in fit.curve] == pytest.approx([0.01] * len(fit.curve))
 
 
-def test_too_few_steps_are_refused() -> None:
+def test_simulation_calibrate_too_few_steps_are_refused() -> None:
     with pytest.raises(DataError, match="3 engine steps"):
         fit_engine([stretch(2, steps=3, seconds=1.0)])
 
@@ -181,7 +183,7 @@ def test_too_few_steps_are_refused() -> None:
 # ---- shared prefixes
 
 
-def test_whole_blocks_that_came_before_need_not_be_computed() -> None:
+def test_simulation_calibrate_whole_blocks_that_came_before_need_not_be_computed() -> None:
     cache = PrefixCache(4)
     first = np.arange(10, dtype=np.int32)
     assert cache.enter(first) == 0
@@ -192,7 +194,7 @@ def test_whole_blocks_that_came_before_need_not_be_computed() -> None:
     assert cache.enter(first) == 0
 
 
-def test_a_second_request_of_a_prompt_prefills_only_what_is_its_own() -> None:
+def test_simulation_calibrate_a_second_request_of_a_prompt_prefills_only_what_is_its_own() -> None:
     costs = EngineCosts(overhead_s=0, weights_s=0, token_s=1, communication_s=0, request_s=0, context_s=0, pair_s=0)
     limits = BatchLimits(max_num_seqs=4, max_batched_tokens=64, kv_capacity=1000)
 
@@ -258,7 +260,9 @@ def group(step: int, draw: int) -> Group:
     return Group(draw=drawn, rollouts=tuple(rollouts))
 
 
-def test_a_run_becomes_a_workload_that_takes_as_long(tmp_path: Path, tiny_model: Path, capsys) -> None:
+def test_simulation_calibrate_a_run_becomes_a_workload_that_takes_as_long(
+    tmp_path: Path, tiny_model: Path, capsys
+) -> None:
     path = write_run(tmp_path, tiny_model)
     assert run(["simulate", "--calibrate", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -278,7 +282,7 @@ def test_a_run_becomes_a_workload_that_takes_as_long(tmp_path: Path, tiny_model:
     assert all(1.28 - 0.001 < s["wait_s"] < 1.294 + 0.001 for s in steps)
 
 
-def test_what_cannot_be_calibrated_says_why(tmp_path: Path, tiny_model: Path, capsys) -> None:
+def test_simulation_calibrate_what_cannot_be_calibrated_says_why(tmp_path: Path, tiny_model: Path, capsys) -> None:
     path = write_run(tmp_path, tiny_model)
     (path / "trace.json").write_text("[]")
     assert run(["simulate", "--calibrate", str(path)]) == 2

@@ -10,7 +10,7 @@ import pytest
 from roll.simulation.clock import DeadlockError, TimeLimitError, VirtualTimeLoop, run
 
 
-def test_a_day_passes_at_once_and_to_the_second() -> None:
+def test_simulation_clock_a_day_passes_at_once_and_to_the_second() -> None:
     async def main() -> float:
         await asyncio.sleep(86_400)
         return asyncio.get_running_loop().time()
@@ -20,7 +20,7 @@ def test_a_day_passes_at_once_and_to_the_second() -> None:
     assert time.perf_counter() - began < 5
 
 
-def test_timers_fire_in_the_order_of_their_moments_and_equal_ones_in_the_order_of_setting() -> None:
+def test_simulation_clock_timers_fire_in_the_order_of_their_moments_and_equal_ones_in_the_order_of_setting() -> None:
     fired: list[str] = []
 
     async def main() -> None:
@@ -35,7 +35,7 @@ def test_timers_fire_in_the_order_of_their_moments_and_equal_ones_in_the_order_o
     assert fired == ["one", *(f"two-{n}" for n in range(50)), "three"]
 
 
-def test_a_cancelled_timer_does_not_fire_and_does_not_move_time() -> None:
+def test_simulation_clock_a_cancelled_timer_does_not_fire_and_does_not_move_time() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         for _ in range(1000):
@@ -47,7 +47,7 @@ def test_a_cancelled_timer_does_not_fire_and_does_not_move_time() -> None:
     assert run(main()) == 1.0
 
 
-def test_a_timeout_interrupts_at_its_moment() -> None:
+def test_simulation_clock_a_timeout_interrupts_at_its_moment() -> None:
     async def main() -> tuple[float, float]:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
@@ -61,7 +61,7 @@ def test_a_timeout_interrupts_at_its_moment() -> None:
     assert run(main()) == (7.0, 13.0)
 
 
-def test_cancellation_reaches_a_sleeping_task() -> None:
+def test_simulation_clock_cancellation_reaches_a_sleeping_task() -> None:
     seen: list[float] = []
 
     async def sleeper() -> None:
@@ -82,7 +82,7 @@ def test_cancellation_reaches_a_sleeping_task() -> None:
     assert seen == [3.0]
 
 
-def test_wait_and_queues_work_as_on_asyncios_own_loop() -> None:
+def test_simulation_clock_wait_and_queues_work_as_on_asyncios_own_loop() -> None:
     async def main() -> list[tuple[str, float]]:
         loop, queue, got = asyncio.get_running_loop(), asyncio.Queue[str](1), []
 
@@ -103,7 +103,7 @@ def test_wait_and_queues_work_as_on_asyncios_own_loop() -> None:
     assert run(main()) == [("a", 2.0), ("b", 7.0), ("c", 12.0)]
 
 
-def test_settled_callbacks_run_after_everything_else_of_their_moment() -> None:
+def test_simulation_clock_settled_callbacks_run_after_everything_else_of_their_moment() -> None:
     order: list[str] = []
 
     async def main() -> None:
@@ -120,7 +120,7 @@ def test_settled_callbacks_run_after_everything_else_of_their_moment() -> None:
     assert order == ["turn 0", "turn 1", "turn 2", "settled", "a second later"]
 
 
-def test_a_deadlock_names_who_waits_and_where() -> None:
+def test_simulation_clock_a_deadlock_names_who_waits_and_where() -> None:
     async def waits_for_nobody() -> None:
         await asyncio.Event().wait()
 
@@ -138,7 +138,7 @@ def test_a_deadlock_names_who_waits_and_where() -> None:
     assert any("seed 11" in note for note in caught.value.__notes__)
 
 
-def test_a_program_beside_an_endless_ticker_reaches_its_limit() -> None:
+def test_simulation_clock_a_program_beside_an_endless_ticker_reaches_its_limit() -> None:
     async def ticks() -> None:
         while True:
             await asyncio.sleep(1)
@@ -152,7 +152,7 @@ def test_a_program_beside_an_endless_ticker_reaches_its_limit() -> None:
         run(main(), limit_s=100)
 
 
-def test_time_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_clock_time_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll.simulation.clock.MAX_CALLBACKS_PER_INSTANT", 1000)
 
     async def main() -> None:
@@ -163,7 +163,7 @@ def test_time_that_stands_still_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         run(main())
 
 
-def test_threads_are_replaced_by_calls() -> None:
+def test_simulation_clock_threads_are_replaced_by_calls() -> None:
     async def main() -> tuple[int, float]:
         value = await asyncio.to_thread(lambda: 7)
         with pytest.raises(ZeroDivisionError):
@@ -188,13 +188,13 @@ def orders(seed: int, *, shuffle: bool) -> list[int]:
     return order
 
 
-def test_the_same_seed_gives_the_same_schedule_and_shuffled_seeds_differ() -> None:
+def test_simulation_clock_the_same_seed_gives_the_same_schedule_and_shuffled_seeds_differ() -> None:
     assert orders(1, shuffle=False) == orders(2, shuffle=False) == [0, 1, 2, 3, 4, 5] * 3
     assert orders(1, shuffle=True) == orders(1, shuffle=True)
     assert len({tuple(orders(seed, shuffle=True)) for seed in range(8)}) == 8
 
 
-def test_a_timer_that_was_due_long_ago_fires_now() -> None:
+def test_simulation_clock_a_timer_that_was_due_long_ago_fires_now() -> None:
     async def main() -> float:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(5)
@@ -206,7 +206,7 @@ def test_a_timer_that_was_due_long_ago_fires_now() -> None:
     assert run(main()) == 5.0
 
 
-def test_a_timer_at_no_moment_is_refused() -> None:
+def test_simulation_clock_a_timer_at_no_moment_is_refused() -> None:
     async def main() -> None:
         asyncio.get_running_loop().call_at(float("nan"), print)
 

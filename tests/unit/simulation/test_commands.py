@@ -28,13 +28,13 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_every_workload_that_comes_along_is_valid_and_names_what_it_chose(path: Path) -> None:
+def test_simulation_commands_every_workload_that_comes_along_is_valid_and_names_what_it_chose(path: Path) -> None:
     config = load_simulation(path)
     assert config.paper and all(figure.missing for figure in config.paper)
     assert "before any policy was looked at" in path.read_text()
 
 
-def test_a_study_prints_a_table_and_writes_results_plot_and_traces(tmp_path: Path, capsys) -> None:
+def test_simulation_commands_a_study_prints_a_table_and_writes_results_plot_and_traces(tmp_path: Path, capsys) -> None:
     workload(tmp_path, VARIANTS | {"output_dir": str(tmp_path / "out")})
     assert run(["simulate", str(tmp_path / "workload.yaml"), "num_seeds=3"]) == 0
     shown = capsys.readouterr().out
@@ -47,7 +47,7 @@ def test_a_study_prints_a_table_and_writes_results_plot_and_traces(tmp_path: Pat
     assert results["variants"]["batch"]["speed_up"] == {"mean": 1.0, "half": 0.0}
 
 
-def test_only_chosen_variants_run_and_unknown_ones_are_refused(tmp_path: Path, capsys) -> None:
+def test_simulation_commands_only_chosen_variants_run_and_unknown_ones_are_refused(tmp_path: Path, capsys) -> None:
     workload(tmp_path, VARIANTS | {"output_dir": str(tmp_path / "out")})
     assert run(["simulate", str(tmp_path / "workload.yaml"), "-v", "tail", "--no-trace"]) == 0
     assert {p.name for p in (tmp_path / "out" / "steady").iterdir()} == {"results.json", "plot.png"}
@@ -55,7 +55,7 @@ def test_only_chosen_variants_run_and_unknown_ones_are_refused(tmp_path: Path, c
     assert "has no variant 'tial'" in capsys.readouterr().err
 
 
-def test_plan_prints_a_recommendation(tmp_path: Path, capsys) -> None:
+def test_simulation_commands_plan_prints_a_recommendation(tmp_path: Path, capsys) -> None:
     workload(tmp_path, {"engine": {}, "rollout.max_new_tokens": 2048, "placement.generation": 4})
     assert run(["plan", str(tmp_path / "workload.yaml")]) == 0
     shown = capsys.readouterr().out
@@ -84,18 +84,18 @@ def test_plan_prints_a_recommendation(tmp_path: Path, capsys) -> None:
         ({"answer_tokens": {"type": "empirical"}}, "either values or a file"),
     ],
 )
-def test_a_mistake_is_one_clear_message(tmp_path: Path, changes, message: str) -> None:
+def test_simulation_commands_a_mistake_is_one_clear_message(tmp_path: Path, changes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         workload(tmp_path, changes)
 
 
-def test_unknown_hardware_is_refused_before_anything_runs(tmp_path: Path, capsys) -> None:
+def test_simulation_commands_unknown_hardware_is_refused_before_anything_runs(tmp_path: Path, capsys) -> None:
     workload(tmp_path, {"device": "h1000"})
     assert run(["simulate", str(tmp_path / "workload.yaml"), "--no-trace"]) == 2
     assert "unknown device 'h1000'. Did you mean 'h100'?" in capsys.readouterr().err
 
 
-def test_an_interval_by_hand() -> None:
+def test_simulation_commands_an_interval_by_hand() -> None:
     # mean 2, standard deviation 1, t(0.975, 2) = 4.303: half = 4.303 / sqrt(3)
     found = interval([1.0, 2.0, 3.0])
     assert (found.mean, found.half) == pytest.approx((2.0, 2.4843), rel=1e-4)

@@ -39,7 +39,7 @@ CHIP = Device(
 )
 
 
-def test_a_step_by_hand() -> None:
+def test_simulation_costs_a_step_by_hand() -> None:
     costs = engine_costs(TOY, CHIP, 1)
     assert costs.weights_s == pytest.approx(2e9 / 0.8e12)  # 2.5 ms
     assert costs.token_s == pytest.approx(2e9 / 50e12)  # 40 us: from 62.5 tokens on, arithmetic is the limit
@@ -52,7 +52,7 @@ def test_a_step_by_hand() -> None:
     assert costs.step_s(0, 1000, 0, 500_000) == pytest.approx(0.001 + 0.04 + 500_000 * 40_000 / 50e12)
 
 
-def test_tensor_parallelism_divides_the_work_and_adds_communication() -> None:
+def test_simulation_costs_tensor_parallelism_divides_the_work_and_adds_communication() -> None:
     one, four = engine_costs(TOY, CHIP, 1), engine_costs(TOY, CHIP, 4)
     assert four.weights_s == pytest.approx(one.weights_s / 4)
     assert four.context_s == pytest.approx(one.context_s / 4)
@@ -61,20 +61,20 @@ def test_tensor_parallelism_divides_the_work_and_adds_communication() -> None:
     assert four.communication_s == pytest.approx(20 * 2 * 0.75 * 2000 / 100e9)
 
 
-def test_the_cache_gets_what_the_weights_leave() -> None:
+def test_simulation_costs_the_cache_gets_what_the_weights_leave() -> None:
     assert kv_capacity_tokens(TOY, CHIP, 1, 0.9) == (9_000_000_000 - 2_000_000_000) // 8000
     assert kv_capacity_tokens(TOY, CHIP, 2, 0.9) == (18_000_000_000 - 2_000_000_000) // 8000
     assert kv_capacity_tokens(TOY, CHIP, 1, 0.1) <= 0
 
 
-def test_training_and_sync_by_hand() -> None:
+def test_simulation_costs_training_and_sync_by_hand() -> None:
     # 3 passes x 1e6 tokens x (2e9 + 4 x 10 x 1,000 x 2,000 / 2) FLOPs on 8 chips at 40 TFLOP/s
     assert train_s(TOY, CHIP, 8, 1_000_000, 2000, passes=3) == pytest.approx(3e6 * (2e9 + 4e7) / (8 * 40e12))
     assert sync_s(TOY, CHIP, colocated=True) == pytest.approx(0.5 + 2e9 / 100e9)
     assert sync_s(TOY, CHIP, colocated=False) == pytest.approx(0.5 + 2e9 / 10e9)
 
 
-def test_a_quantised_sync_sends_a_byte_less_of_every_linear_weight() -> None:
+def test_simulation_costs_a_quantised_sync_sends_a_byte_less_of_every_linear_weight() -> None:
     small = TOY.model_copy(update={"parameters": 1.2e9, "active_parameters": 0.7e9, "intermediate_size": 4000})
     # 10 layers of 1,000 x (10 + 10 + 2 + 2 heads of 100 + 3 x 4,000), and 0.5e9 of experts that a token does not meet
     linear = 10 * 1000 * (2400 + 12000) + 0.5e9
@@ -83,14 +83,14 @@ def test_a_quantised_sync_sends_a_byte_less_of_every_linear_weight() -> None:
 
 
 @pytest.mark.parametrize("name", known("devices.yaml"))
-def test_every_device_that_comes_along_is_complete(name: str) -> None:
+def test_simulation_costs_every_device_that_comes_along_is_complete(name: str) -> None:
     found = device(name)
     assert 0 < found.compute_efficiency < 1 and 0 < found.bandwidth_efficiency < 1 and 0 < found.training_efficiency < 1
     assert found.network_bandwidth <= found.link_bandwidth <= found.memory_bandwidth
 
 
 @pytest.mark.parametrize("name", known("models.yaml"))
-def test_every_models_parameters_agree_with_its_sizes(name: str) -> None:
+def test_simulation_costs_every_models_parameters_agree_with_its_sizes(name: str) -> None:
     m = model(name)
     attention = m.hidden_size * m.head_dim * (2 * m.num_heads + 2 * m.num_kv_heads)
     body = m.num_layers * (attention + 3 * m.hidden_size * m.intermediate_size)
@@ -98,12 +98,12 @@ def test_every_models_parameters_agree_with_its_sizes(name: str) -> None:
     assert min(abs(m.parameters / size - 1) for size in (tied, untied)) < 0.01
 
 
-def test_the_devices_and_models_of_the_issue_are_there() -> None:
+def test_simulation_costs_the_devices_and_models_of_the_issue_are_there() -> None:
     assert {"h200", "h100", "h800", "h20", "a100", "cpu"} <= set(known("devices.yaml"))
     assert {"qwen3-8b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "smollm2-135m"} <= set(known("models.yaml"))
 
 
-def test_a_device_of_ones_own(tmp_path: Path) -> None:
+def test_simulation_costs_a_device_of_ones_own(tmp_path: Path) -> None:
     fields = CHIP.model_dump(exclude={"name", "measured"})
     path = tmp_path / "chip.yaml"
     path.write_text("\n".join(f"{key}: {value}" for key, value in fields.items()))
@@ -121,14 +121,14 @@ def test_a_device_of_ones_own(tmp_path: Path) -> None:
         ("a: [", "not valid YAML"),
     ],
 )
-def test_a_device_file_with_a_mistake_says_which(tmp_path: Path, text: str, message: str) -> None:
+def test_simulation_costs_a_device_file_with_a_mistake_says_which(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "chip.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         device(str(path))
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_simulation_costs_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"unknown device 'h20O'.*Known: h200, h100"):
         device("h20O")
     with pytest.raises(ConfigError, match=r"model file 'nowhere.yaml' cannot be read"):

@@ -26,7 +26,7 @@ def sample(quantile: Quantile, count: int = 20_000) -> list[float]:
     return [quantile(draws.uniform_of(7, number)) for number in range(count)]
 
 
-def test_uniform_numbers_are_uniform_and_independent_of_each_other() -> None:
+def test_simulation_distributions_uniform_numbers_are_uniform_and_independent_of_each_other() -> None:
     numbers = sample(lambda u: u)
     assert statistics.fmean(numbers) == pytest.approx(0.5, abs=0.01)
     assert statistics.pvariance(numbers) == pytest.approx(1 / 12, rel=0.03)
@@ -35,29 +35,29 @@ def test_uniform_numbers_are_uniform_and_independent_of_each_other() -> None:
 
 
 @given(st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=4))
-def test_a_key_gives_one_number_strictly_between_0_and_1(key) -> None:
+def test_simulation_distributions_a_key_gives_one_number_strictly_between_0_and_1(key) -> None:
     assert 0 < draws.uniform_of(*key) == draws.uniform_of(*key) < 1
 
 
-def test_keys_are_sequences_not_sums() -> None:
+def test_simulation_distributions_keys_are_sequences_not_sums() -> None:
     assert len({draws.mix(1, 2), draws.mix(2, 1), draws.mix(3), draws.mix(0, 3), draws.mix(1, 2, 0)}) == 5
 
 
-def test_lognormal_has_its_median_and_upper_quartile() -> None:
+def test_simulation_distributions_lognormal_has_its_median_and_upper_quartile() -> None:
     law = LognormalDistribution(median=585, p75=930).quantile()
     assert law(0.5) == pytest.approx(585)
     assert law(0.75) == pytest.approx(930)
     assert law(0.25) == pytest.approx(585**2 / 930)
 
 
-def test_pareto_by_hand() -> None:
+def test_simulation_distributions_pareto_by_hand() -> None:
     law = ParetoDistribution(minimum=10, alpha=2, max=1000).quantile()
     assert law(0) == 10
     assert law(0.75) == pytest.approx(20)  # P(X > 20) = (10/20)^2 = 1/4
     assert law(0.99) == pytest.approx(100)
 
 
-def test_a_normal_without_its_negative_part_has_the_moments_of_the_textbook() -> None:
+def test_simulation_distributions_a_normal_without_its_negative_part_has_the_moments_of_the_textbook() -> None:
     # N(10, 10) on x > 0: mean = 10 + 10 phi(1) / Phi(1) = 10 + 10 x 0.241971 / 0.841345 = 12.8760
     assert statistics.fmean(sample(NormalDistribution(mean=10, std=10).quantile())) == pytest.approx(12.876, rel=0.02)
     # max(0, N(10, 10)): mean = 10 Phi(1) + 10 phi(1) = 10.8332
@@ -67,7 +67,7 @@ def test_a_normal_without_its_negative_part_has_the_moments_of_the_textbook() ->
     assert NormalDistribution(mean=3, std=0).quantile()(0.9) == 3
 
 
-def test_quantiles_pass_through_their_points_and_two_of_them_are_a_lognormal() -> None:
+def test_simulation_distributions_quantiles_pass_through_their_points_and_two_of_them_are_a_lognormal() -> None:
     law = QuantilesDistribution(points=[[0.5, 585], [0.75, 930], [0.999, 16384]]).quantile()
     assert [law(p) for p in (0.5, 0.75, 0.999)] == pytest.approx([585, 930, 16384])
     two = QuantilesDistribution(points=[[0.5, 585], [0.75, 930]]).quantile()
@@ -76,7 +76,7 @@ def test_quantiles_pass_through_their_points_and_two_of_them_are_a_lognormal() -
 
 
 @given(st.floats(0.001, 0.999), st.floats(0.001, 0.999))
-def test_quantiles_never_fall(low, high) -> None:
+def test_simulation_distributions_quantiles_never_fall(low, high) -> None:
     low, high = sorted((low, high))
     for distribution in (
         LognormalDistribution(median=10, sigma=1),
@@ -92,13 +92,13 @@ def test_quantiles_never_fall(low, high) -> None:
         assert law(low) <= law(high) + 1e-12
 
 
-def test_empirical_values_come_equally_often() -> None:
+def test_simulation_distributions_empirical_values_come_equally_often() -> None:
     drawn = sample(EmpiricalDistribution(values=[3, 1, 2, 2]).quantile())
     assert [drawn.count(value) / len(drawn) for value in (1, 2, 3)] == pytest.approx([0.25, 0.5, 0.25], abs=0.02)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.4, 1.0])
-def test_correlated_draws_are_uniform_again_and_as_alike_as_asked(rho: float) -> None:
+def test_simulation_distributions_correlated_draws_are_uniform_again_and_as_alike_as_asked(rho: float) -> None:
     normal = statistics.NormalDist()
     pairs = []
     for number in range(10_000):
@@ -125,12 +125,14 @@ def test_correlated_draws_are_uniform_again_and_as_alike_as_asked(rho: float) ->
         (QuantilesDistribution, {"points": [[0.1, 0], [0.5, 2]]}, "values are positive"),
     ],
 )
-def test_what_is_no_distribution_is_refused(kind: type[Section], values: dict[str, object], message: str) -> None:
+def test_simulation_distributions_what_is_no_distribution_is_refused(
+    kind: type[Section], values: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**values)
 
 
-def test_values_of_a_file_are_drawn_and_one_without_any_is_refused(tmp_path) -> None:
+def test_simulation_distributions_values_of_a_file_are_drawn_and_one_without_any_is_refused(tmp_path) -> None:
     file = tmp_path / "lengths.txt"
     file.write_text("3\n1\n")
     recorded = EmpiricalDistribution(file=str(file))
@@ -141,7 +143,7 @@ def test_values_of_a_file_are_drawn_and_one_without_any_is_refused(tmp_path) -> 
             recorded.quantile()
 
 
-def test_what_is_larger_than_the_limit_becomes_the_limit() -> None:
+def test_simulation_distributions_what_is_larger_than_the_limit_becomes_the_limit() -> None:
     assert LognormalDistribution(median=10, sigma=3, max=50).quantile()(0.99) == 50
     assert ParetoDistribution(minimum=10, alpha=2, max=15).quantile()(0.99) == 15
     assert QuantilesDistribution(points=[[0.5, 1], [0.9, 10]], max=5).quantile()(0.9) == 5

@@ -17,14 +17,14 @@ ONE_SLOT = BatchLimits(max_num_seqs=1, max_batched_tokens=64, kv_capacity=1000)
 now = lambda: asyncio.get_running_loop().time()  # noqa: E731
 
 
-def test_it_is_an_inference_engine() -> None:
+def test_simulation_engine_it_is_an_inference_engine() -> None:
     async def scenario(engine: SimulatedEngine) -> bool:
         return isinstance(engine, InferenceEngine)
 
     assert drive(scenario)
 
 
-def test_an_answer_has_the_tokens_that_were_foretold_and_is_cut_off_at_the_limit() -> None:
+def test_simulation_engine_an_answer_has_the_tokens_that_were_foretold_and_is_cut_off_at_the_limit() -> None:
     async def scenario(engine: SimulatedEngine):
         return await asyncio.gather(
             engine.generate(request("whole", wanted=7, limit=7)), engine.generate(request("cut", wanted=8, limit=7))
@@ -37,7 +37,7 @@ def test_an_answer_has_the_tokens_that_were_foretold_and_is_cut_off_at_the_limit
     assert whole.logprobs.shape == whole.policy_versions.shape == (7,)
 
 
-def test_an_abort_returns_the_tokens_of_finished_steps_and_frees_the_slot_at_the_boundary() -> None:
+def test_simulation_engine_an_abort_returns_the_tokens_of_finished_steps_and_frees_the_slot_at_the_boundary() -> None:
     async def scenario(engine: SimulatedEngine):
         first = asyncio.create_task(timed(engine, request("first", wanted=100)))
         second = asyncio.create_task(timed(engine, request("second", wanted=2), at=0.001))
@@ -51,7 +51,7 @@ def test_an_abort_returns_the_tokens_of_finished_steps_and_frees_the_slot_at_the
     assert done.finish_reason == "stop"
 
 
-def test_a_cancelled_caller_frees_its_slot() -> None:
+def test_simulation_engine_a_cancelled_caller_frees_its_slot() -> None:
     async def scenario(engine: SimulatedEngine) -> float:
         first = asyncio.create_task(engine.generate(request("first", wanted=900)))
         second = asyncio.create_task(timed(engine, request("second", wanted=1)))
@@ -62,7 +62,7 @@ def test_a_cancelled_caller_frees_its_slot() -> None:
     assert drive(scenario, settings(limits=ONE_SLOT)) == pytest.approx(0.02 + 0.01)
 
 
-def test_pause_keep_freezes_and_continues_where_it_was() -> None:
+def test_simulation_engine_pause_keep_freezes_and_continues_where_it_was() -> None:
     async def scenario(engine: SimulatedEngine):
         answer = asyncio.create_task(timed(engine, request("a", wanted=10)))
         await asyncio.sleep(0.044)
@@ -78,7 +78,7 @@ def test_pause_keep_freezes_and_continues_where_it_was() -> None:
     assert done_at == pytest.approx(5.05 + 0.05)
 
 
-def test_pause_abort_ends_all_and_later_requests_wait() -> None:
+def test_simulation_engine_pause_abort_ends_all_and_later_requests_wait() -> None:
     async def scenario(engine: SimulatedEngine):
         old = [asyncio.create_task(timed(engine, request(f"old{i}", wanted=50))) for i in range(3)]
         await asyncio.sleep(0.105)
@@ -93,7 +93,7 @@ def test_pause_abort_ends_all_and_later_requests_wait() -> None:
     assert new_at == pytest.approx(0.11 + 3 + 0.01)
 
 
-def test_pause_drain_finishes_what_came_before_and_holds_what_comes_after() -> None:
+def test_simulation_engine_pause_drain_finishes_what_came_before_and_holds_what_comes_after() -> None:
     async def scenario(engine: SimulatedEngine):
         before = asyncio.create_task(timed(engine, request("before", wanted=20)))
         after = asyncio.create_task(timed(engine, request("after", wanted=1), at=0.1))
@@ -108,7 +108,9 @@ def test_pause_drain_finishes_what_came_before_and_holds_what_comes_after() -> N
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_new_weights_come_between_two_steps_and_every_token_knows_its_version(recompute: bool) -> None:
+def test_simulation_engine_new_weights_come_between_two_steps_and_every_token_knows_its_version(
+    recompute: bool,
+) -> None:
     async def scenario(engine: SimulatedEngine):
         answer = asyncio.create_task(timed(engine, request("a", wanted=6)))
         await asyncio.sleep(0.025)
@@ -121,7 +123,7 @@ def test_new_weights_come_between_two_steps_and_every_token_knows_its_version(re
     assert time == pytest.approx(1.03 + 0.03)  # prefilling again gives a token, as decoding would
 
 
-def test_recomputing_costs_a_prefill() -> None:
+def test_simulation_engine_recomputing_costs_a_prefill() -> None:
     async def scenario(engine: SimulatedEngine):
         answer = asyncio.create_task(engine.generate(request("a", prompt=100, wanted=40)))
         await asyncio.sleep(0.2)
@@ -133,7 +135,7 @@ def test_recomputing_costs_a_prefill() -> None:
     assert drive(scenario, settings(recompute=True)) == (100 + 100 + 20, 40)
 
 
-def test_death_reaches_every_waiting_request_and_every_later_one() -> None:
+def test_simulation_engine_death_reaches_every_waiting_request_and_every_later_one() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
         answers = [asyncio.create_task(engine.generate(request(f"r{i}", wanted=50))) for i in range(3)]
         await asyncio.sleep(0.1)
@@ -148,7 +150,7 @@ def test_death_reaches_every_waiting_request_and_every_later_one() -> None:
     drive(scenario)
 
 
-def test_death_during_a_sync_and_a_pause_reaches_their_callers() -> None:
+def test_simulation_engine_death_during_a_sync_and_a_pause_reaches_their_callers() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
         answer = asyncio.create_task(engine.generate(request("a", wanted=50)))
         await asyncio.sleep(0.011)
@@ -162,7 +164,7 @@ def test_death_during_a_sync_and_a_pause_reaches_their_callers() -> None:
     drive(scenario, settings(update_s=1.0))
 
 
-def test_a_stall_delays_the_next_step_by_its_length() -> None:
+def test_simulation_engine_a_stall_delays_the_next_step_by_its_length() -> None:
     async def scenario(engine: SimulatedEngine) -> float:
         answer = asyncio.create_task(timed(engine, request("a", wanted=10)))
         await asyncio.sleep(0.045)
@@ -172,7 +174,7 @@ def test_a_stall_delays_the_next_step_by_its_length() -> None:
     assert drive(scenario) == pytest.approx(2.045 + 0.05)
 
 
-def test_load_tells_of_the_moment() -> None:
+def test_simulation_engine_load_tells_of_the_moment() -> None:
     async def scenario(engine: SimulatedEngine):
         tasks = [asyncio.create_task(engine.generate(request(f"r{i}", prompt=90, wanted=50))) for i in range(2)]
         await asyncio.sleep(0.105)
@@ -187,7 +189,7 @@ def test_load_tells_of_the_moment() -> None:
     assert (idle.num_running, idle.num_waiting, idle.kv_used) == (0, 0, 0.0)
 
 
-def test_what_can_never_fit_and_an_id_in_use_are_refused() -> None:
+def test_simulation_engine_what_can_never_fit_and_an_id_in_use_are_refused() -> None:
     async def scenario(engine: SimulatedEngine) -> None:
         with pytest.raises(UserError, match=r"needs 1,001 tokens of cache .* has 1,000"):
             await engine.generate(request("big", prompt=900, wanted=101))
@@ -200,7 +202,7 @@ def test_what_can_never_fit_and_an_id_in_use_are_refused() -> None:
     drive(scenario, settings(limits=ONE_SLOT))
 
 
-def test_an_engine_that_woke_up_serves_only_after_a_sync() -> None:
+def test_simulation_engine_an_engine_that_woke_up_serves_only_after_a_sync() -> None:
     async def scenario(engine: SimulatedEngine) -> str:
         await engine.sleep()
         await engine.wake()

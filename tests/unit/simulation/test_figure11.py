@@ -26,13 +26,13 @@ def figures(name: str) -> dict[str, Any]:
     return stored[name]["figure11"]
 
 
-def test_the_page_is_what_the_stored_figures_say() -> None:
+def test_simulation_figure11_the_page_is_what_the_stored_figures_say() -> None:
     import simulate_paper
 
     assert simulate_paper.written() == simulate_paper.PAGE.read_text()
 
 
-def test_two_times_are_found_again() -> None:
+def test_simulation_figure11_two_times_are_found_again() -> None:
     from _figure11 import times
 
     waited = [10.0, 8.0, 5.0, 2.0]
@@ -40,7 +40,7 @@ def test_two_times_are_found_again() -> None:
     assert (round(round_s, 6), round(pace, 6)) == (4.0, 1.6)
 
 
-def test_one_law_meets_7b_and_the_bars_that_were_left_out_and_misses_14b() -> None:
+def test_simulation_figure11_one_law_meets_7b_and_the_bars_that_were_left_out_and_misses_14b() -> None:
     from _figure11 import PUBLISHED, errors
 
     for name in (SEVEN, FOURTEEN):
@@ -53,7 +53,7 @@ def test_one_law_meets_7b_and_the_bars_that_were_left_out_and_misses_14b() -> No
     assert laws["two kinds"]["fitted"] < 0.15 < laws["alike"]["fitted"]
 
 
-def test_the_constants_are_those_that_the_search_found() -> None:
+def test_simulation_figure11_the_constants_are_those_that_the_search_found() -> None:
     from _figure11 import AT_LIMIT, CORRELATION
 
     for name in (SEVEN, FOURTEEN, THIRTY_TWO):
@@ -63,7 +63,7 @@ def test_the_constants_are_those_that_the_search_found() -> None:
         assert (constants["at_limit"], constants["correlation"]) == (AT_LIMIT, CORRELATION)
 
 
-def test_a_round_waits_for_the_longest_answer_that_counts() -> None:
+def test_simulation_figure11_a_round_waits_for_the_longest_answer_that_counts() -> None:
     """Every answer has the same length: redundancy saves nothing, and a period is as long as the baseline."""
     import numpy as np
     from _figure11_search import longest
@@ -73,7 +73,7 @@ def test_a_round_waits_for_the_longest_answer_that_counts() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["base", "R 1.5", "both 1.25"])
-def test_the_simulation_gives_the_stored_figures_again(what: str) -> None:
+def test_simulation_figure11_the_simulation_gives_the_stored_figures_again(what: str) -> None:
     from _figure11 import SEEDS, waited_s
 
     config = load_simulation(BENCHMARKS.parent / "examples" / "simulation" / f"{SEVEN}.yaml")

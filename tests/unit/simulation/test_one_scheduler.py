@@ -228,7 +228,9 @@ async def run_steps(scheduler: RolloutScheduler, proxy: LLMProxy, policy: dict[s
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == FAST else pytest.mark.slow) for name in POLICIES]
 )
-def test_real_and_simulated_engines_see_the_same_events_in_the_same_order(name: str, tiny_model: Path) -> None:
+def test_simulation_one_scheduler_real_and_simulated_engines_see_the_same_events_in_the_same_order(
+    name: str, tiny_model: Path
+) -> None:
     async def main() -> tuple[Any, ...]:
         record, engines = Record(), Switches()
         judge = Judge(record)

@@ -25,7 +25,7 @@ SMALL = {
 LONG_TAIL = SMALL | {"answer_tokens": {"type": "quantiles", "points": [[0.5, 300], [0.99, 8000]], "max": 8192}}
 
 
-def test_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
+def test_plan_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 40.0}}))
     assert plan.why_not == ""
     assert plan.best.config.rollout.scheduling.async_ratio > 0
@@ -34,7 +34,7 @@ def test_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
     assert "asynchrony helps" in render_plan(plan)
 
 
-def test_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
+def test_plan_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
     equal = SMALL | {"answer_tokens": {"type": "fixed", "value": 500}, "training": {"passes": 0.1, "overhead_s": 0.0}}
     plan = make_plan(steady(equal | {"training": {"passes": 0.1, "overhead_s": 0.0, "sync_s": 0.0}}))
     assert plan.why_not
@@ -42,7 +42,7 @@ def test_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
     assert "asynchrony does not help" in render_plan(plan)
 
 
-def test_divisions_that_train_longer_than_a_whole_step_are_not_simulated() -> None:
+def test_plan_divisions_that_train_longer_than_a_whole_step_are_not_simulated() -> None:
     """Training takes nearly all of a step, so that any part of the devices needs longer than all of a step."""
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 4000.0}}))
     assert all(candidate.config.placement.colocated for candidate in plan.candidates)
@@ -50,7 +50,7 @@ def test_divisions_that_train_longer_than_a_whole_step_are_not_simulated() -> No
     assert "asynchrony does not help" in render_plan(plan)
 
 
-def test_wide_engines_are_found_where_one_device_cannot_hold_the_model() -> None:
+def test_plan_wide_engines_are_found_where_one_device_cannot_hold_the_model() -> None:
     plan = make_plan(
         steady(LONG_TAIL | {"model": "qwen2.5-32b", "placement.generation": 16, "engine.memory_share": 0.8})
     )
@@ -58,12 +58,12 @@ def test_wide_engines_are_found_where_one_device_cannot_hold_the_model() -> None
     assert {role.role for role in plan.memory} == {"actor_train", "actor_infer"}
 
 
-def test_what_fits_nowhere_says_how_much_is_missing() -> None:
+def test_plan_what_fits_nowhere_says_how_much_is_missing() -> None:
     with pytest.raises(ConfigError, match=r"no plan for qwen2.5-32b fits 1 x a100 .*needs \d+ GB"):
         make_plan(steady(LONG_TAIL | {"model": "qwen2.5-32b", "device": "a100", "placement.generation": 1}))
 
 
-def test_memory_by_hand() -> None:
+def test_plan_memory_by_hand() -> None:
     config = steady(SMALL | {"engine": {"tensor_parallel": 2, "kv_capacity": 100_000}})
     train, engine = memory_of(config, model("qwen3-8b"), device("h800"))
     assert train.parts["weights"] == 8_190_000_000 * 4 // 8
@@ -75,13 +75,13 @@ def test_memory_by_hand() -> None:
     assert engine.parts["keys and values"] == 100_000 * 147_456 // 2
 
 
-def test_a_trainer_of_one_device_has_a_copy_to_compute_with_and_gathers_nothing() -> None:
+def test_plan_a_trainer_of_one_device_has_a_copy_to_compute_with_and_gathers_nothing() -> None:
     train, _ = memory_of(steady(SMALL | {"placement.generation": 1}), model("smollm2-135m"), device("h800"))
     assert train.parts["weights"] == 134_500_000 * (4 + 2)
     assert "gathered weights" not in train.parts
 
 
-def test_the_limit_is_named() -> None:
+def test_plan_the_limit_is_named() -> None:
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 400.0}}))
     assert plan.synchronous.limit == "training"
     plan = make_plan(steady(SMALL | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 500.0}}))
@@ -96,7 +96,7 @@ def test_the_limit_is_named() -> None:
         ({}, "generation throughput"),
     ],
 )
-def test_engines_that_wait_for_others_are_not_called_the_limit(slow: dict[str, Any], limit: str) -> None:
+def test_plan_engines_that_wait_for_others_are_not_called_the_limit(slow: dict[str, Any], limit: str) -> None:
     """Answers of 400 tokens take seconds; what comes after them takes 500 s."""
     few = SMALL | {"answer_tokens": {"type": "fixed", "value": 400}, "engine": {"step_s": 0.01, "max_num_seqs": 4}}
     plan = make_plan(steady(few | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 0.0}} | slow))
@@ -112,7 +112,7 @@ LARGE = LONG_TAIL | {
 }
 
 
-def test_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated: list[tuple[int, int]] = []
 
     def shorter(config):
@@ -130,7 +130,7 @@ def test_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch: pyt
     assert "about " in render_plan(plan)
 
 
-def test_a_gain_above_the_bound_is_explained_by_what_generation_cost() -> None:
+def test_plan_a_gain_above_the_bound_is_explained_by_what_generation_cost() -> None:
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 40.0}}))
     gain = plan.synchronous.step_s / plan.best.step_s
     for bound, explained in ((gain / 2, True), (gain * 2, False)):

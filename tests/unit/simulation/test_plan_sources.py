@@ -32,14 +32,14 @@ def write_config(directory: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_plan_counts_the_parameters_of_published_models(name: str, tmp_path: Path) -> None:
+def test_plan_sources_plan_counts_the_parameters_of_published_models(name: str, tmp_path: Path) -> None:
     _, parameters, active = PUBLISHED[name]
     found = model(str(write_config(tmp_path, name)))
     assert found.num_parameters == parameters
     assert found.active_parameters == pytest.approx(active, rel=0.13)  # authors round, and leave out embeddings
 
 
-def test_plan_takes_a_hub_name_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_sources_plan_takes_a_hub_name_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "allenai/OLMoE-1B-7B-0924"
     cache = tmp_path / "models--allenai--OLMoE-1B-7B-0924"
     write_config(cache / "snapshots" / "abc", name)
@@ -51,7 +51,7 @@ def test_plan_takes_a_hub_name_from_the_cache(tmp_path: Path, monkeypatch: pytes
     assert found.config.placement.num_devices == 2  # 7 billion weights with optimizer states are 111 GB
 
 
-def test_plan_gives_up_a_hub_that_does_not_answer(
+def test_plan_sources_plan_gives_up_a_hub_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The hub's client would try again for half a minute, and write of each attempt."""
@@ -67,7 +67,7 @@ def test_plan_gives_up_a_hub_that_does_not_answer(
     assert LIMIT_S <= 10
 
 
-def test_plan_quotes_the_client_of_a_hub_that_cannot_be_reached(
+def test_plan_sources_plan_quotes_the_client_of_a_hub_that_cannot_be_reached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of the process that asks
@@ -77,7 +77,7 @@ def test_plan_quotes_the_client_of_a_hub_that_cannot_be_reached(
         model("no-such/model")
 
 
-def test_plan_refuses_a_hub_name_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plan_sources_plan_refuses_a_hub_name_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match=r"the config.json of 'no-such/model' is not in the hub's cache"):
@@ -85,7 +85,7 @@ def test_plan_refuses_a_hub_name_that_is_not_here(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda file: file.stem)
-def test_plan_reads_every_example(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_sources_plan_reads_every_example(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     found = read_plan_source(str(file.relative_to(EXAMPLES.parent)))
     made_of, on = model(found.config.model), device(found.config.device)
@@ -94,7 +94,7 @@ def test_plan_reads_every_example(file: Path, monkeypatch: pytest.MonkeyPatch) -
     assert origins <= {"given", "measured", "published", "assumed"} and "assumed" in origins
 
 
-def test_plan_of_a_run_measures_its_prompts_and_keeps_its_batch() -> None:
+def test_plan_sources_plan_of_a_run_measures_its_prompts_and_keeps_its_batch() -> None:
     found = read_plan_source(str(EXAMPLES / "quickstart.yaml"), device_name="h100", num_devices=8)
     config = found.config
     assert (config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_new_tokens) == (8, 8, 32)
@@ -104,14 +104,16 @@ def test_plan_of_a_run_measures_its_prompts_and_keeps_its_batch() -> None:
     assert prompts.origin.startswith("measured: 64 prompts")
 
 
-def test_plan_of_a_supervised_run_has_no_engines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_sources_plan_of_a_supervised_run_has_no_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(EXAMPLES / "sft.yaml"), "--device", "h100", "--devices", "2"]) == 0
     shown = capsys.readouterr().out
     assert "16 examples a step; no engines" in shown and "Plan: 2 trainer ranks" in shown
     assert "tokens of an example" in shown and "actor_infer" not in shown
 
 
-def test_plan_prints_the_origin_of_every_constant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_sources_plan_prints_the_origin_of_every_constant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_config(tmp_path, "allenai/OLMoE-1B-7B-0924")
     few = ["rollout.prompts_per_step=8", "rollout.max_new_tokens=512"]
     assert run(["plan", str(file), "--devices", "2", *few]) == 0
@@ -121,7 +123,7 @@ def test_plan_prints_the_origin_of_every_constant(tmp_path: Path, capsys: pytest
     assert "parallel: {ep: 2}" in shown and "Expert parallel, best first" in shown
 
 
-def test_plan_lists_what_it_assumes_of_updates_rewards_and_agents() -> None:
+def test_plan_sources_plan_lists_what_it_assumes_of_updates_rewards_and_agents() -> None:
     found = {constant.name: constant for constant in read_plan_source(str(EXAMPLES / "agent.yaml")).constants}
     assert found["an agent's work"].value == "one request, 0 s" and "assumed" in found["an agent's work"].origin
     assert (found["latency of rewards"].value, found["latency of rewards"].origin) == ("0 s", "assumed")
@@ -131,7 +133,7 @@ def test_plan_lists_what_it_assumes_of_updates_rewards_and_agents() -> None:
     assert supervised["overhead of an update"] == "0.1 s" and "latency of rewards" not in supervised
 
 
-def test_plan_refuses_what_is_neither_a_file_nor_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_sources_plan_refuses_what_is_neither_a_file_nor_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "qwen2.5-7"]) == 2
     assert "Did you mean 'qwen2.5-7b'?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--devices must be between 1 and 4,096, got 0"):
@@ -140,14 +142,14 @@ def test_plan_refuses_what_is_neither_a_file_nor_a_model(capsys: pytest.CaptureF
         read_plan_source("qwen2.5-7b", device_name="h10")
 
 
-def test_plan_refuses_a_config_that_transformers_cannot_build(tmp_path: Path) -> None:
+def test_plan_sources_plan_refuses_a_config_that_transformers_cannot_build(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nonsense", "hidden_size": 8}')
     with pytest.raises(ModelError, match=r"transformers cannot build .*'nonsense'"):
         read_plan_source(str(tmp_path))
 
 
 @pytest.mark.parametrize("missing", ["num_experts", "num_experts_per_tok"])
-def test_plan_refuses_a_config_that_does_not_say_how_many_experts(tmp_path: Path, missing: str) -> None:
+def test_plan_sources_plan_refuses_a_config_that_does_not_say_how_many_experts(tmp_path: Path, missing: str) -> None:
     file = write_config(tmp_path, "Qwen/Qwen3-30B-A3B")
     file.write_text(
         json.dumps({key: value for key, value in PUBLISHED["Qwen/Qwen3-30B-A3B"][0].items() if key != missing})
@@ -169,7 +171,7 @@ def round_device() -> Device:
     return device("h100").model_copy(update=rates)
 
 
-def test_plan_expert_traffic_by_hand() -> None:
+def test_plan_sources_plan_expert_traffic_by_hand() -> None:
     on = round_device()
     # without ep: two gathers in 2 bytes and gradients in 4 of all 1e9 weights, for each of 3 micro-batches
     alone = expert_traffic_s(MOE, on, ranks=8, ep=1, tokens_per_rank=5000, micro_batches=3)
@@ -182,7 +184,7 @@ def test_plan_expert_traffic_by_hand() -> None:
     assert all_ranks == pytest.approx(3 * 200e6 * 8 / 1e8 + 6 * 5000 * 10 * 2 * 100 * 2 * 15 / 16 / 1e8)
 
 
-def test_plan_expert_parallel_prefers_what_fits() -> None:
+def test_plan_sources_plan_expert_parallel_prefers_what_fits() -> None:
     config = steady({"placement.generation": 8, "device": "h100", "rollout.max_new_tokens": 1000})
     roomy = choose_expert_parallel(config, MOE, device("h100"))
     assert sorted(choice.size for choice in roomy) == [1, 2, 4, 8] and all(choice.fits for choice in roomy)
@@ -194,7 +196,7 @@ def test_plan_expert_parallel_prefers_what_fits() -> None:
     assert choose_expert_parallel(config, model("qwen3-8b"), tight) == ()
 
 
-def test_plan_decoding_reads_the_experts_that_some_token_chose() -> None:
+def test_plan_sources_plan_decoding_reads_the_experts_that_some_token_chose() -> None:
     costs = engine_costs(MOE, round_device().model_copy(update={"flops": 1e30, "step_overhead_s": 0.0}), 1)
     # one token: 200 million shared weights and a quarter of 800 million, in 2 bytes, at 1 GB/s
     assert costs.decode_s(1) == pytest.approx(0.8)
@@ -203,7 +205,7 @@ def test_plan_decoding_reads_the_experts_that_some_token_chose() -> None:
     assert costs.decode_s(1000) == pytest.approx(2.0)
 
 
-def test_plan_models_with_incomplete_experts_are_refused(tmp_path: Path) -> None:
+def test_plan_sources_plan_models_with_incomplete_experts_are_refused(tmp_path: Path) -> None:
     tree = MOE.model_dump(exclude={"name", "experts_per_token"}, exclude_none=True)
     file = tmp_path / "moe.yaml"
     file.write_text(json.dumps(tree))
@@ -211,6 +213,6 @@ def test_plan_models_with_incomplete_experts_are_refused(tmp_path: Path) -> None
         model(str(file))
 
 
-def test_plan_mean_of_a_cut_distribution() -> None:
+def test_plan_sources_plan_mean_of_a_cut_distribution() -> None:
     assert mean_of(UniformDistribution(low=0, high=10)) == pytest.approx(5)
     assert mean_of(UniformDistribution(low=0, high=10), 5) == pytest.approx(3.75)  # half of it 2.5, half of it 5

@@ -80,14 +80,14 @@ def config(run: Path, **changes: Any) -> SimulationConfig:
     return SimulationConfig.model_validate(merged(base | {"recording": str(run)}, changes))
 
 
-def test_lengths_rewards_updates_and_syncs_are_the_recorded_ones(tmp_path: Path) -> None:
+def test_simulation_recorded_lengths_rewards_updates_and_syncs_are_the_recorded_ones(tmp_path: Path) -> None:
     (step,) = simulate(config(record(tmp_path)), seed=3).steps
     assert (step.num_tokens, step.longest, step.num_samples) == (160, 100, 4)
     assert step.wait_s == pytest.approx(100 * 0.01 + 2.0)  # the longest answer has the slowest reward
     assert (step.train_s, step.sync_s) == pytest.approx((0.75, 0.125))
 
 
-def test_another_schedule_does_the_same_work(tmp_path: Path) -> None:
+def test_simulation_recorded_another_schedule_does_the_same_work(tmp_path: Path) -> None:
     run = record(tmp_path)
     alone = config(run, **{"engine.max_num_seqs": 1, "rollout.scheduling.type": "batch"})
     (step,) = simulate(alone, seed=0).steps
@@ -97,7 +97,7 @@ def test_another_schedule_does_the_same_work(tmp_path: Path) -> None:
     )  # one after the other; all are scored at the end, side by side
 
 
-def test_what_was_not_recorded_is_drawn_from_what_was_by_the_seed(tmp_path: Path) -> None:
+def test_simulation_recorded_what_was_not_recorded_is_drawn_from_what_was_by_the_seed(tmp_path: Path) -> None:
     changed = config(record(tmp_path), **{"num_steps": 3, "rollout.group_size": 3})
     runs = [simulate(changed, seed=seed) for seed in (1, 1, 2)]
     assert runs[0].digest == runs[1].digest != runs[2].digest
@@ -107,14 +107,14 @@ def test_what_was_not_recorded_is_drawn_from_what_was_by_the_seed(tmp_path: Path
     assert [step.train_s for step in runs[0].steps] == pytest.approx([0.75] * 3)
 
 
-def test_turns_come_with_the_environment_between_them(tmp_path: Path) -> None:
+def test_simulation_recorded_turns_come_with_the_environment_between_them(tmp_path: Path) -> None:
     (step,) = simulate(config(record(tmp_path, turns=True)), seed=0).steps
     assert step.num_tokens == 10 + 30 + 20 + 147
     # 100 tokens, 3 s for the environment (from 1.0 to 4.0), 40 tokens, 2 s for the reward
     assert step.wait_s == pytest.approx(100 * 0.01 + 3.0 + 40 * 0.01 + 2.0)
 
 
-def test_a_recording_that_is_not_there_and_turns_said_twice_are_refused(tmp_path: Path) -> None:
+def test_simulation_recorded_a_recording_that_is_not_there_and_turns_said_twice_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no recording"):
         simulate(config(tmp_path / "none"))
     turns = {"num_turns": 2, "latency": {"type": "fixed", "value": 1}}

@@ -28,7 +28,9 @@ STEP_S = 0.01
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_synchronous_step_keeps_the_bound_of_list_scheduling(num_engines, slots, prompts, group, sigma, seed) -> None:
+def test_simulation_run_a_synchronous_step_keeps_the_bound_of_list_scheduling(
+    num_engines, slots, prompts, group, sigma, seed
+) -> None:
     """ROLL Flash's P1 (Graham 1966): Q rollouts of mean g and longest L on K slots take at most (Q/K) g + L.
 
     It holds because nobody waits at one engine while another has a free slot.
@@ -48,12 +50,12 @@ def test_a_synchronous_step_keeps_the_bound_of_list_scheduling(num_engines, slot
     assert STEP_S * step.longest * (1 - 1e-9) <= step.wait_s <= bound * (1 + 1e-9)
 
 
-def test_one_slot_takes_exactly_the_sum() -> None:
+def test_simulation_run_one_slot_takes_exactly_the_sum() -> None:
     (step,) = simulate(steady({"placement.generation": 1, "engine.max_num_seqs": 1})).steps
     assert step.wait_s == pytest.approx(STEP_S * step.num_tokens, rel=1e-12)
 
 
-def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> None:
+def test_simulation_run_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> None:
     config = workload(tmp_path, {"num_steps": 3, "reward.latency": {"type": "normal", "mean": 1, "std": 1}})
     first, again, other = simulate(config, seed=5), simulate(config, seed=5, trace=True), simulate(config, seed=6)
     assert first.digest == again.digest
@@ -61,7 +63,7 @@ def test_the_same_seed_does_the_same_and_another_does_not(tmp_path: Path) -> Non
     assert other.digest != first.digest
 
 
-def test_equal_runs_write_equal_traces_that_a_viewer_can_pair(tmp_path: Path) -> None:
+def test_simulation_run_equal_runs_write_equal_traces_that_a_viewer_can_pair(tmp_path: Path) -> None:
     texts = []
     for name in ("a.json", "b.json"):
         simulate(workload(tmp_path, {"num_steps": 2}), seed=1, trace=True).recorder.write(tmp_path / name)
@@ -74,7 +76,7 @@ def test_equal_runs_write_equal_traces_that_a_viewer_can_pair(tmp_path: Path) ->
     assert sum(e["ph"] == "n" and e["name"] == "trained" for e in events) == 2 * 16
 
 
-def test_a_dead_engine_is_replaced_and_every_rollout_is_trained() -> None:
+def test_simulation_run_a_dead_engine_is_replaced_and_every_rollout_is_trained() -> None:
     calm = simulate(steady({"num_steps": 2})).steps
     failing = simulate(
         steady(
@@ -94,7 +96,7 @@ def test_a_dead_engine_is_replaced_and_every_rollout_is_trained() -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0, 4.0])
 @pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
-def test_asynchrony_keeps_its_bound_and_is_no_slower(ratio: float, mode: str) -> None:
+def test_simulation_run_asynchrony_keeps_its_bound_and_is_no_slower(ratio: float, mode: str) -> None:
     common = {"num_steps": 6, "placement.training": 2, "training.duration": {"type": "fixed", "value": 1.0}}
     synchronous = simulate(steady(common), seed=3)
     ahead = simulate(
@@ -106,7 +108,7 @@ def test_asynchrony_keeps_its_bound_and_is_no_slower(ratio: float, mode: str) ->
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort", "drain"])
-def test_interrupted_answers_end_as_long_as_if_nothing_had_happened(mode: str) -> None:
+def test_simulation_run_interrupted_answers_end_as_long_as_if_nothing_had_happened(mode: str) -> None:
     config = steady(
         {
             "num_steps": 5,
@@ -122,7 +124,7 @@ def test_interrupted_answers_end_as_long_as_if_nothing_had_happened(mode: str) -
     assert max(step.max_staleness for step in steps) >= 1
 
 
-def test_environments_in_step_wait_for_the_slowest_of_every_turn() -> None:
+def test_simulation_run_environments_in_step_wait_for_the_slowest_of_every_turn() -> None:
     turns = {"num_turns": 5, "latency": {"type": "normal", "mean": 10, "std": 5}, "observation_tokens": 3}
     base = {"engine.max_num_seqs": 16, "answer_tokens": {"type": "fixed", "value": 2}}
     alone = simulate(steady(base | {"environment": turns})).steps[0]
@@ -132,7 +134,7 @@ def test_environments_in_step_wait_for_the_slowest_of_every_turn() -> None:
 
 
 @pytest.mark.parametrize("async_ratio", [0.0, 1.0])
-def test_environments_in_step_do_not_wait_for_groups_that_are_over(async_ratio: float) -> None:
+def test_simulation_run_environments_in_step_do_not_wait_for_groups_that_are_over(async_ratio: float) -> None:
     changes = {
         "environment": {"num_turns": 3, "latency": {"type": "normal", "mean": 10, "std": 5}, "lockstep": True},
         "answer_tokens": {"type": "fixed", "value": 2},
@@ -149,7 +151,7 @@ def test_environments_in_step_do_not_wait_for_groups_that_are_over(async_ratio: 
     assert run.digest == again.digest
 
 
-def test_filtered_groups_are_replaced() -> None:
+def test_simulation_run_filtered_groups_are_replaced() -> None:
     rates = {"type": "empirical", "values": [0, 0.5, 0.5, 1]}
     filtering = {"reward.solve_rate": rates, "reward.filter_groups": True, "num_steps": 4}
     steps = simulate(steady(filtering)).steps
@@ -157,17 +159,17 @@ def test_filtered_groups_are_replaced() -> None:
     assert sum(step.num_filtered for step in steps) > 4
 
 
-def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_simulation_run_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\(66 GB\) does not fit 1 x h800 .*raise engine.tensor_parallel"):
         simulate(workload(tmp_path, {"model": "qwen2.5-32b", "engine": {"memory_share": 0.8}}))
 
 
-def test_answers_longer_than_the_cache_are_refused() -> None:
+def test_simulation_run_answers_longer_than_the_cache_are_refused() -> None:
     with pytest.raises(ConfigError, match="exceeds an engine's cache of 50,000 tokens"):
         simulate(steady({"engine.kv_capacity": 50_000}))
 
 
-def test_other_processes_and_hash_seeds_do_exactly_the_same() -> None:
+def test_simulation_run_other_processes_and_hash_seeds_do_exactly_the_same() -> None:
     tests = Path(__file__).parents[2]
     found = set()
     for hash_seed in ("0", "1", "77"):

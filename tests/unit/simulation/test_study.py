@@ -24,7 +24,7 @@ CONFIG = SimulationConfig.model_validate(
 )
 
 
-def test_other_processes_find_the_same_in_the_same_order_and_bring_the_trace() -> None:
+def test_simulation_study_other_processes_find_the_same_in_the_same_order_and_bring_the_trace() -> None:
     told: list[str] = []
     here = study(CONFIG, trace=True, progress=told.append)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:

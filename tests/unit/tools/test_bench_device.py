@@ -13,7 +13,7 @@ import torch
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
-def test_every_figure_is_measured_of_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_device_every_figure_is_measured_of_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     bench = importlib.import_module("bench_device")
     size = bench.SIZES["tiny"]

@@ -45,14 +45,14 @@ def function(num_lines: int, indent: str = "") -> str:
     ],
     ids=["file", "function", "class", "pipeline loop"],
 )
-def test_a_budget_is_kept_at_its_limit_and_broken_one_line_later(tmp_path, name, within, beyond, message):
+def test_check_size_a_budget_is_kept_at_its_limit_and_broken_one_line_later(tmp_path, name, within, beyond, message):
     write(tmp_path, name, within)
     assert check(tmp_path) == (0, "Size budgets kept by 1 files; 0.0 string keys in 1,000 lines (root 0.0).\n")
     write(tmp_path, name, beyond)
     assert check(tmp_path) == (1, message + "\n")
 
 
-def test_methods_and_async_functions_have_the_budget_of_functions(tmp_path):
+def test_check_size_methods_and_async_functions_have_the_budget_of_functions(tmp_path):
     write(tmp_path, "a.py", "class C:\n" + function(61, indent="    "))
     write(tmp_path, "b.py", "async " + function(61))
     assert check(tmp_path) == (
@@ -61,13 +61,13 @@ def test_methods_and_async_functions_have_the_budget_of_functions(tmp_path):
     )
 
 
-def test_the_setup_beside_a_pipeline_has_the_budget_of_a_file(tmp_path):
+def test_check_size_the_setup_beside_a_pipeline_has_the_budget_of_a_file(tmp_path):
     write(tmp_path, "pipelines/rlvr_setup.py", "x = 1\n" * 151)
     write(tmp_path, "pipelines/__init__.py", "x = 1\n" * 151)
     assert check(tmp_path)[0] == 0
 
 
-def test_accesses_by_a_literal_key_have_a_budget(tmp_path):
+def test_check_size_accesses_by_a_literal_key_have_a_budget(tmp_path):
     budget = runpy.run_path(str(SCRIPT))["STRING_KEYS"]
     keys = ['x["a"]', 'x.get("a", 0)', 'x.pop("a")', 'x.setdefault("a", 0)', 'x["a"] = 1']
     others = ["x[0]", "x[key]", "x.get(key)", "y = {'a': 1}", "f('a')", "get('a')", "z: Literal['a']"]

@@ -38,7 +38,7 @@ def git(root, *arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
-def test_without_go_the_repository_stays_as_it_is(repository):
+def test_release_without_go_the_repository_stays_as_it_is(repository):
     before = git(repository, "rev-parse", "HEAD")
     assert release.release(repository, "0.1.0", go=False, day=DAY)
     assert git(repository, "status", "--porcelain") == "" and git(repository, "rev-parse", "HEAD") == before
@@ -46,7 +46,7 @@ def test_without_go_the_repository_stays_as_it_is(repository):
     assert (repository / "pyproject.toml").read_text() == PROJECT
 
 
-def test_with_go_version_changelog_commit_and_tag_agree(repository):
+def test_release_with_go_version_changelog_commit_and_tag_agree(repository):
     release.release(repository, "0.1.0", go=True, day=DAY)
     project = git(repository, "show", "v0.1.0:pyproject.toml")
     assert 'version = "0.1.0"\n' in project and '"roll-sandbox==0.1.0"' in project
@@ -59,12 +59,12 @@ def test_with_go_version_changelog_commit_and_tag_agree(repository):
 
 
 @pytest.mark.parametrize("version", ["0.1.0.dev0", "0.0.9", "next", "v0.1.0", "0.1.0-rc1"])
-def test_a_version_that_is_not_newer_or_not_written_so_is_refused(repository, version):
+def test_release_a_version_that_is_not_newer_or_not_written_so_is_refused(repository, version):
     with pytest.raises(release.Refusal):
         release.release(repository, version, go=True, day=DAY)
 
 
-def test_changes_and_a_tag_stand_in_the_way_and_are_both_named(repository):
+def test_release_changes_and_a_tag_stand_in_the_way_and_are_both_named(repository):
     git(repository, "tag", "v0.1.0")
     (repository / "CHANGELOG.md").write_text(CHANGELOG + "\n")
     with pytest.raises(release.Refusal, match=r"has changes: commit them first; the tag v0\.1\.0 exists"):

@@ -29,13 +29,13 @@ def offer(tmp_path: Path, choice: str) -> tuple[str, str]:
     return done.stdout, called.read_text() if called.exists() else ""
 
 
-def test_without_being_asked_it_installs_nothing_of_the_system_and_says_what_is_missing(tmp_path):
+def test_setup_without_being_asked_it_installs_nothing_of_the_system_and_says_what_is_missing(tmp_path):
     shown, called = offer(tmp_path, "")
     assert called == ""
     assert "Not here: bubblewrap" in shown and "make setup BUBBLEWRAP=apt" in shown
 
 
-def test_asked_it_installs_bubblewrap(tmp_path):
+def test_setup_asked_it_installs_bubblewrap(tmp_path):
     shown, called = offer(tmp_path, "apt")
     assert "install" in called and "bubblewrap" in called
     assert shown == ""

@@ -16,7 +16,7 @@ user.name='nothing of pip'
 """
 
 
-def test_setup_uv_gets_the_settings_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_settings_setup_uv_gets_the_settings_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, _ in uv_settings.VARIABLES.values():
         monkeypatch.delenv(name, raising=False)
     assert uv_settings.uv_environment(uv_settings.read_pip_settings(LISTING)) == {
@@ -30,12 +30,12 @@ def test_setup_uv_gets_the_settings_of_pip(monkeypatch: pytest.MonkeyPatch) -> N
     }
 
 
-def test_setup_uv_keeps_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_settings_setup_uv_keeps_variables_that_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://own.example/simple")
     settings = uv_settings.read_pip_settings("global.index-url='https://index.example/simple'")
     assert "UV_DEFAULT_INDEX" not in uv_settings.uv_environment(settings)
 
 
-def test_setup_uv_reads_a_list_that_pip_writes_in_several_lines() -> None:
+def test_uv_settings_setup_uv_reads_a_list_that_pip_writes_in_several_lines() -> None:
     settings = uv_settings.read_pip_settings(r"global.extra-index-url='\nhttps://a/simple\nhttps://b/simple'")
     assert settings == {"extra-index-url": ["https://a/simple", "https://b/simple"]}

@@ -48,7 +48,7 @@ def count_calls(action: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> 
     return counting.num_calls
 
 
-def test_a_failure_at_any_call_leaves_a_file_old_or_new_and_no_other(
+def test_tracking_atomic_write_a_failure_at_any_call_leaves_a_file_old_or_new_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.json"
@@ -75,7 +75,7 @@ def fill(directory: Path, text: str) -> Path:
 
 @pytest.mark.parametrize("exchange", [True, False])
 @pytest.mark.parametrize("existing", [True, False])
-def test_a_directory_is_replaced_whole(
+def test_tracking_atomic_write_a_directory_is_replaced_whole(
     tmp_path: Path, existing: bool, exchange: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchange:
@@ -91,7 +91,7 @@ def test_a_directory_is_replaced_whole(
     assert [p.name for p in tmp_path.iterdir()] == ["step-000020"]
 
 
-def test_a_death_at_any_call_leaves_a_directory_wholly_old_or_new(
+def test_tracking_atomic_write_a_death_at_any_call_leaves_a_directory_wholly_old_or_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     final = tmp_path / "step-000020"
@@ -109,14 +109,14 @@ def test_a_death_at_any_call_leaves_a_directory_wholly_old_or_new(
         assert [p.name for p in tmp_path.iterdir()] == ["step-000020"]
 
 
-def test_json_refuses_what_json_cannot_hold(tmp_path: Path) -> None:
+def test_tracking_atomic_write_json_refuses_what_json_cannot_hold(tmp_path: Path) -> None:
     atomic.write_json(tmp_path / "a.json", {"loss": 1.0})
     with pytest.raises(ValueError):
         atomic.write_json(tmp_path / "a.json", {"loss": float("nan")})
     assert (tmp_path / "a.json").read_text() == '{\n  "loss": 1.0\n}\n'
 
 
-def test_only_leftovers_are_removed(tmp_path: Path) -> None:
+def test_tracking_atomic_write_only_leftovers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "kept.tmp").touch()
     (tmp_path / ".hidden").touch()
     atomic.temporary_path(tmp_path / "x").touch()

@@ -10,7 +10,7 @@ from roll.callbacks import Callbacks
 from roll.errors import CallbackError, ConfigError, RollError
 
 
-def test_each_callback_hears_its_step_and_a_copy_of_the_metrics():
+def test_callbacks_each_callback_hears_its_step_and_a_copy_of_the_metrics():
     heard, metrics = [], {"reward/mean": 0.5}
     callbacks = Callbacks(
         on_step=lambda step, given: (heard.append((step, dict(given))), given.clear()),
@@ -24,12 +24,12 @@ def test_each_callback_hears_its_step_and_a_copy_of_the_metrics():
     assert metrics == {"reward/mean": 0.5}, "what is recorded is not the callback's to change"
 
 
-def test_without_callbacks_nothing_happens():
+def test_callbacks_without_callbacks_nothing_happens():
     Callbacks().step(1, {})
     Callbacks().saved(1, Path("x"))
 
 
-def test_a_failing_callback_is_named():
+def test_callbacks_a_failing_callback_is_named():
     def on_save(step, path):
         return 1 / 0
 
@@ -40,7 +40,7 @@ def test_a_failing_callback_is_named():
     assert issubclass(CallbackError, RollError)
 
 
-def test_an_interrupt_inside_a_callback_is_its_failure_so_that_the_run_is_saved():
+def test_callbacks_an_interrupt_inside_a_callback_is_its_failure_so_that_the_run_is_saved():
     def on_step(step, metrics):
         raise KeyboardInterrupt
 
@@ -49,7 +49,7 @@ def test_an_interrupt_inside_a_callback_is_its_failure_so_that_the_run_is_saved(
     assert isinstance(caught.value.__cause__, KeyboardInterrupt)
 
 
-def test_what_cannot_be_called_between_steps_is_refused_at_once():
+def test_callbacks_what_cannot_be_called_between_steps_is_refused_at_once():
     async def on_step(step, metrics): ...
 
     with pytest.raises(ConfigError, match="on_step is a coroutine function: give a plain one"):

@@ -50,7 +50,7 @@ def running_screen() -> Screen:
 
 
 @pytest.mark.parametrize("columns", [40, 46, 71, 72, 110])
-def test_figures_stay_whole_on_a_narrow_terminal(columns: int) -> None:
+def test_live_display_figures_stay_whole_on_a_narrow_terminal(columns: int) -> None:
     lines = text_of(running_screen(), columns=columns).splitlines()
     text = "\n".join(lines)
     for figure in ("generated", "trained", "0.167", "0.542"):
@@ -59,7 +59,7 @@ def test_figures_stay_whole_on_a_narrow_terminal(columns: int) -> None:
     assert all(len(line.rstrip()) <= columns for line in lines)
 
 
-def test_the_display_says_all_that_a_run_must_say() -> None:
+def test_live_display_the_display_says_all_that_a_run_must_say() -> None:
     text = text_of(running_screen())
     for part in (
         "12/40", "1:00 elapsed", "2:20 left", "generate  37 of 64 answers  3 s", "0.300",
@@ -71,13 +71,13 @@ def test_the_display_says_all_that_a_run_must_say() -> None:
         assert part in text, part
 
 
-def test_before_the_first_step_it_says_what_is_being_done() -> None:
+def test_live_display_before_the_first_step_it_says_what_is_being_done() -> None:
     screen = Screen(header=HEADER, started=0.0, note="loading the model")
     assert "loading the model" in text_of(screen)
     assert "0/40" in text_of(screen)
 
 
-def test_the_time_left_follows_the_pace_and_the_clock() -> None:
+def test_live_display_the_time_left_follows_the_pace_and_the_clock() -> None:
     screen = running_screen()  # a step every 5 s, although each takes 4 s: evaluations count
     assert time_left(screen, 60.0) == 28 * 5
     assert time_left(screen, 62.0) == 28 * 5 - 2
@@ -89,7 +89,9 @@ def test_the_time_left_follows_the_pace_and_the_clock() -> None:
 
 @settings(deadline=None)
 @given(st.integers(20, 200), st.integers(5, 60), st.text(max_size=300))
-def test_no_line_is_wider_than_the_terminal_whatever_a_model_writes(columns: int, rows: int, answer: str) -> None:
+def test_live_display_no_line_is_wider_than_the_terminal_whatever_a_model_writes(
+    columns: int, rows: int, answer: str
+) -> None:
     screen = running_screen()
     screen.answers = (AnswerView(prompt=answer, answer=answer, reward=0.5, verdict=answer),)
     screen.warnings = [answer]
@@ -97,24 +99,24 @@ def test_no_line_is_wider_than_the_terminal_whatever_a_model_writes(columns: int
         assert cell_len(line.rstrip()) <= columns
 
 
-def test_a_low_terminal_does_without_samples() -> None:
+def test_live_display_a_low_terminal_does_without_samples() -> None:
     assert "It is" not in text_of(running_screen(), rows=15)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=200), st.integers(1, 80))
-def test_shortened_text_is_one_printable_line_that_fits(text: str, width: int) -> None:
+def test_live_display_shortened_text_is_one_printable_line_that_fits(text: str, width: int) -> None:
     line = one_line(text, width)
     assert cell_len(line) <= width
     assert all(c.isprintable() for c in line)
 
 
-def test_escape_sequences_of_a_model_are_removed() -> None:
+def test_live_display_escape_sequences_of_a_model_are_removed() -> None:
     assert one_line("a" + " " * 10**6 + "b", 40) == "a…"  # no more of it is read than a line can need
     assert one_line("\x1b[2J\x1b[31mred\x1b[0m \x1b]0;title\x07text\x07", 40) == "red text"
 
 
-def test_a_sparkline_of_rewards_between_0_and_1_has_a_fixed_scale() -> None:
+def test_live_display_a_sparkline_of_rewards_between_0_and_1_has_a_fixed_scale() -> None:
     assert sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
     assert sparkline([0.5, 0.52], 10) == "▅▅"
     assert sparkline([-3.0, 0.0, 4.0], 10) == "▁▄█"
@@ -125,17 +127,17 @@ def test_a_sparkline_of_rewards_between_0_and_1_has_a_fixed_scale() -> None:
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=5), st.floats(0, 100), max_size=8), st.floats(0, 500), st.integers(0, 90))
-def test_a_stacked_bar_fills_its_width_exactly(phases: dict[str, float], total: float, width: int) -> None:
+def test_live_display_a_stacked_bar_fills_its_width_exactly(phases: dict[str, float], total: float, width: int) -> None:
     assert len(stacked_bar(phases, total, width).plain) == width
 
 
-def test_a_stacked_bar_shares_its_width_in_proportion() -> None:
+def test_live_display_a_stacked_bar_shares_its_width_in_proportion() -> None:
     bar = stacked_bar({"generate": 2.0, "train": 1.0}, 4.0, 8)
     assert bar.plain == "██████  "
     assert [(span.start, span.end, span.style) for span in bar.spans] == [(0, 4, "cyan"), (4, 6, "magenta")]
 
 
-def test_plain_output_is_one_line_per_event() -> None:
+def test_live_display_plain_output_is_one_line_per_event() -> None:
     file = io.StringIO()
     console = PlainConsole(Terminal(file))
     console.start(HEADER)
@@ -152,13 +154,13 @@ def test_plain_output_is_one_line_per_event() -> None:
     ]
 
 
-def test_auto_is_plain_where_the_terminal_cannot_be_redrawn() -> None:
+def test_live_display_auto_is_plain_where_the_terminal_cannot_be_redrawn() -> None:
     terminal = Terminal(io.StringIO())
     assert type(open_console("auto", terminal)) is PlainConsole
     assert type(open_console("quiet", terminal)) is Console
 
 
 @pytest.mark.parametrize("name", ["torch", "rich", "pyarrow", "matplotlib", "tensorboard", "pydantic"])
-def test_importing_tracking_imports_nothing_heavy(name: str) -> None:
+def test_live_display_importing_tracking_imports_nothing_heavy(name: str) -> None:
     code = f"import sys, roll.tracking; sys.exit({name!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -21,12 +21,16 @@ from roll.tracking.intervals import FEW, accuracy_figures, accuracy_text, wilson
         (1, 29, 0.0061, 0.1718),
     ],
 )
-def test_accuracy_intervals_are_the_published_ones(successes: int, num: int, low: float, high: float) -> None:
+def test_tracking_interval_accuracy_intervals_are_the_published_ones(
+    successes: int, num: int, low: float, high: float
+) -> None:
     assert wilson_interval(successes / num, num) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.integers(1, 500), st.floats(0, 1))
-def test_accuracy_intervals_hold_the_shares_that_are_1_96_deviations_away(num: int, share: float) -> None:
+def test_tracking_interval_accuracy_intervals_hold_the_shares_that_are_1_96_deviations_away(
+    num: int, share: float
+) -> None:
     """A bound p solves |share - p| = z sqrt(p (1 - p) / n)."""
     bounds = wilson_interval(share, num)
     assert 0 <= bounds[0] <= share + 1e-12 and share - 1e-12 <= bounds[1] <= 1
@@ -35,13 +39,13 @@ def test_accuracy_intervals_hold_the_shares_that_are_1_96_deviations_away(num: i
             assert abs(share - p) == pytest.approx(1.959963984540054 * math.sqrt(p * (1 - p) / num), abs=1e-9)
 
 
-def test_accuracy_figures_carry_their_number_and_of_few_their_interval() -> None:
+def test_tracking_interval_accuracy_figures_carry_their_number_and_of_few_their_interval() -> None:
     few = accuracy_figures("eval/", 0.5, FEW - 1)
     assert few.keys() == {"eval/accuracy", "eval/accuracy_n", "eval/accuracy_low", "eval/accuracy_high"}
     assert accuracy_figures("", 0.5, FEW) == {"accuracy": 0.5, "accuracy_n": 100.0}
 
 
-def test_accuracy_texts_carry_their_number_and_of_few_their_interval() -> None:
+def test_tracking_interval_accuracy_texts_carry_their_number_and_of_few_their_interval() -> None:
     assert accuracy_text(0.62, 50) == "0.620 of 50 (95 %: 0.482 to 0.741)"
     assert accuracy_text(0.62, 1234) == "0.620 of 1,234"
     assert accuracy_text(0.62, None) == "0.620"  # of a run that an earlier version recorded

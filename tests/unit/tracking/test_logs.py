@@ -37,7 +37,7 @@ def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_all_noise_goes_to_the_log_and_none_to_the_terminal(tmp_path: Path) -> None:
+def test_run_log_all_noise_goes_to_the_log_and_none_to_the_terminal(tmp_path: Path) -> None:
     script = """
 from pathlib import Path
 from roll.tracking.logs import redirect_infrastructure_logs
@@ -58,7 +58,7 @@ print("after, on stderr", file=sys.stderr)
     assert "before" not in text and "after" not in text
 
 
-def test_the_terminal_is_given_back_after_an_exception(tmp_path: Path) -> None:
+def test_run_log_the_terminal_is_given_back_after_an_exception(tmp_path: Path) -> None:
     script = """
 from pathlib import Path
 from roll.tracking.logs import redirect_infrastructure_logs
@@ -71,7 +71,7 @@ except RuntimeError as error:
     assert run_script(script, str(tmp_path / "log")).stdout == "boom\n"
 
 
-def test_a_log_on_a_full_disk_does_not_take_the_place_of_what_ended_the_run() -> None:
+def test_run_log_a_log_on_a_full_disk_does_not_take_the_place_of_what_ended_the_run() -> None:
     script = """
 from pathlib import Path
 from roll.tracking.logs import redirect_infrastructure_logs
@@ -85,7 +85,7 @@ except (OSError, RuntimeError) as error:
     assert run_script(script).stdout == "no room for metrics.jsonl\n"
 
 
-def test_the_tail_of_a_log_is_its_last_lines_with_text(tmp_path: Path) -> None:
+def test_run_log_the_tail_of_a_log_is_its_last_lines_with_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {i}\n\n" for i in range(100_000)) + "end without newline")
     assert tail(log, 3) == ["line 99998", "line 99999", "end without newline"]
@@ -109,7 +109,7 @@ with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config, num_st
 """
 
 
-def test_a_broken_run_points_to_its_log(tmp_path: Path) -> None:
+def test_run_log_a_broken_run_points_to_its_log(tmp_path: Path) -> None:
     done = run_script(RUN + "    raise RuntimeError('fell over')\n", str(tmp_path), "plain")
     assert "step 3/3  reward  0.750" in done.stdout
     assert f"Last lines of {tmp_path}/demo/logs/controller-0.log:" in done.stdout
@@ -117,14 +117,14 @@ def test_a_broken_run_points_to_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["DataError", "LossError", "EngineError", "CallbackError", "NoEngineError"])
-def test_an_error_that_names_its_cause_is_not_answered_with_logs(tmp_path: Path, kind: str) -> None:
+def test_run_log_an_error_that_names_its_cause_is_not_answered_with_logs(tmp_path: Path, kind: str) -> None:
     failing = f"    from roll.errors import {kind}\n    raise {kind}('file missing')\n"
     done = run_script(RUN + failing, str(tmp_path), "plain")
     assert "Last lines" not in done.stdout
     assert f"{kind}: file missing" in done.stderr
 
 
-def test_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
+def test_run_log_a_run_goes_on_when_nobody_reads_its_lines_any_more(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     process = subprocess.Popen([sys.executable, "-c", NOISE + RUN, str(tmp_path), "plain"], stdout=writing)
     os.close(writing)
@@ -157,7 +157,7 @@ def in_terminal(script: str, arguments: list[str], interrupt_on: bytes = b"") ->
     return output.decode(), status
 
 
-def test_the_live_display_shows_the_run_and_nothing_writes_over_it(tmp_path: Path) -> None:
+def test_run_log_the_live_display_shows_the_run_and_nothing_writes_over_it(tmp_path: Path) -> None:
     output, status = in_terminal(RUN, [str(tmp_path), "auto"])
     assert status == 0
     assert "NOISE" not in output
@@ -166,7 +166,7 @@ def test_the_live_display_shows_the_run_and_nothing_writes_over_it(tmp_path: Pat
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")  # the cursor is shown again
 
 
-def test_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
+def test_run_log_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
     script = RUN + "    with tracker.spans.phase('generate'):\n        time.sleep(60)\n"
     output, status = in_terminal(script, [str(tmp_path), "live"], interrupt_on=b"generate")
     assert status == -signal.SIGINT
@@ -174,7 +174,7 @@ def test_ctrl_c_gives_the_terminal_back(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in output[output.rindex("\x1b[?25h") :]  # Python's own message, on the terminal again
 
 
-def test_our_own_streams_are_as_before_after_a_tracker(
+def test_run_log_our_own_streams_are_as_before_after_a_tracker(
     run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
@@ -187,7 +187,7 @@ def test_our_own_streams_are_as_before_after_a_tracker(
     assert "inside" not in captured.err
 
 
-def test_a_forked_worker_warns_in_the_log_and_not_on_the_display(tmp_path: Path) -> None:
+def test_run_log_a_forked_worker_warns_in_the_log_and_not_on_the_display(tmp_path: Path) -> None:
     forking = """
     if (child := os.fork()) == 0:
         logging.getLogger("roll.rewards").warning("from the worker")

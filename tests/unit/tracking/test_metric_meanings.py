@@ -25,7 +25,7 @@ def texts(path: Path):
             yield node.value
 
 
-def test_every_metric_that_the_code_names_has_a_meaning():
+def test_metric_meanings_every_metric_that_the_code_names_has_a_meaning():
     rooms = ["pipelines", "tracking", "weights", "rollout", "algorithms", "training", "envs/hosting.py"]
     paths = [path for room in rooms for path in [*(ROOT / "src/roll" / room).rglob("*.py"), ROOT / "src/roll" / room]]
     found = {text for path in paths if path.suffix == ".py" for text in texts(path)}
@@ -35,7 +35,7 @@ def test_every_metric_that_the_code_names_has_a_meaning():
     assert sorted(name for name in names if meaning_of(name) is None) == []
 
 
-def test_the_more_exact_family_is_found():
+def test_metric_meanings_the_more_exact_family_is_found():
     assert meaning_of("reward/sums/mean").name == "reward/{domain}/mean"
     assert meaning_of("reward/sums/math").name == "reward/{domain}/{name}"
     assert meaning_of("critic/value/error").name == "critic/value/error"
@@ -44,13 +44,13 @@ def test_the_more_exact_family_is_found():
     assert meaning_of("no/such") is None
 
 
-def test_no_metric_is_listed_twice_or_without_words():
+def test_metric_meanings_no_metric_is_listed_twice_or_without_words():
     metrics = [metric for section in metric_sections() for metric in section.metrics]
     names = [metric.name for metric in metrics]
     assert len(set(names)) == len(names)
     assert all(metric.means.endswith((".", ";")) for metric in metrics)
 
 
-def test_the_page_is_up_to_date():
+def test_metric_meanings_the_page_is_up_to_date():
     written = (ROOT / "docs/metrics.md").read_text()
     assert written == metrics_page.page(), "run: python tools/metrics_page.py docs/metrics.md"

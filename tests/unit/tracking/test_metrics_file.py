@@ -14,7 +14,7 @@ from roll.tracking import read_metrics
 from roll.tracking.metrics_file import MetricsFile
 
 
-def test_a_line_holds_every_key_seen_before(tmp_path: Path) -> None:
+def test_metrics_file_a_line_holds_every_key_seen_before(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "m.jsonl")
     file.append(1, "train", {"b": 1.0, "a": 2.0})
     file.append(1, "evaluation", {"eval/accuracy": 0.5})
@@ -29,7 +29,9 @@ def test_a_line_holds_every_key_seen_before(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "m.jsonl")[2] == {"step": 2, "kind": "train", "a": None, "b": None, "c": 3.0}
 
 
-def test_nan_and_infinity_become_null_with_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_file_nan_and_infinity_become_null_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = MetricsFile(tmp_path / "m.jsonl")
     for step in (1, 2):
         file.append(step, "train", {"loss": math.nan, "norm": math.inf})
@@ -38,7 +40,7 @@ def test_nan_and_infinity_become_null_with_one_warning(tmp_path: Path, caplog: p
     assert sorted(r.args[0] for r in caplog.records) == ["loss", "norm"]
 
 
-def test_a_step_recorded_again_replaces_its_line(tmp_path: Path) -> None:
+def test_metrics_file_a_step_recorded_again_replaces_its_line(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "m.jsonl")
     file.append(2, "train", {"a": 1.0})
     file.append(2, "evaluation", {"eval/accuracy": 0.5})
@@ -49,7 +51,9 @@ def test_a_step_recorded_again_replaces_its_line(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 9), unique=True, max_size=6).map(sorted), st.integers(-1, 9), st.integers(0, 40))
-def test_truncating_keeps_exactly_the_whole_lines_up_to_a_step(steps: list[int], last: int, torn_bytes: int) -> None:
+def test_metrics_file_truncating_keeps_exactly_the_whole_lines_up_to_a_step(
+    steps: list[int], last: int, torn_bytes: int
+) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
@@ -66,7 +70,7 @@ def test_truncating_keeps_exactly_the_whole_lines_up_to_a_step(steps: list[int],
         assert path.read_bytes().count(b"\n") == len(read_metrics(path))
 
 
-def test_a_line_that_does_not_fit_on_the_disk_leaves_the_file_as_it_was(
+def test_metrics_file_a_line_that_does_not_fit_on_the_disk_leaves_the_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import errno

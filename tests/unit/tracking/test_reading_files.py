@@ -15,7 +15,7 @@ def lines(tail: Tail) -> bytes:
     return b"".join(content for _, content in tail.chunks())
 
 
-def test_a_half_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
+def test_tracking_reader_a_half_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
     path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
     assert lines(tail) == b""
     path.write_bytes(b"one\ntw")
@@ -27,7 +27,7 @@ def test_a_half_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [b"one\n", b"ONE\ntwo\nthree\n", b""])
-def test_a_file_that_was_cut_or_rewritten_is_read_from_its_start(tmp_path: Path, after: bytes) -> None:
+def test_tracking_reader_a_file_that_was_cut_or_rewritten_is_read_from_its_start(tmp_path: Path, after: bytes) -> None:
     path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
     path.write_bytes(b"one\ntwo\n")
     assert lines(tail) == b"one\ntwo\n"
@@ -37,7 +37,7 @@ def test_a_file_that_was_cut_or_rewritten_is_read_from_its_start(tmp_path: Path,
     assert b"".join(content for _, content in found) == after
 
 
-def test_a_file_that_was_replaced_or_removed_begins_anew(tmp_path: Path) -> None:
+def test_tracking_reader_a_file_that_was_replaced_or_removed_begins_anew(tmp_path: Path) -> None:
     path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
     path.write_bytes(b"one\n")
     assert lines(tail) == b"one\n"
@@ -49,14 +49,14 @@ def test_a_file_that_was_replaced_or_removed_begins_anew(tmp_path: Path) -> None
     assert list(tail.chunks()) == []
 
 
-def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+def test_tracking_reader_a_line_without_end_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "f").open("wb") as file:
         file.truncate(17 * 2**20)
     with pytest.raises(RunDirectoryError, match="16 MiB"):
         lines(Tail(Inside(tmp_path), "f"))
 
 
-def test_a_line_that_is_too_long_is_refused_again_without_being_read_again(
+def test_tracking_reader_a_line_that_is_too_long_is_refused_again_without_being_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
@@ -73,7 +73,7 @@ def test_a_line_that_is_too_long_is_refused_again_without_being_read_again(
     assert lines(tail) == b""
 
 
-def test_a_file_that_is_rewritten_longer_while_it_is_read_begins_anew(
+def test_tracking_reader_a_file_that_is_rewritten_longer_while_it_is_read_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 8)
@@ -88,7 +88,7 @@ def test_a_file_that_is_rewritten_longer_while_it_is_read_begins_anew(
     assert b"".join(content for _, content in found) == path.read_bytes()
 
 
-def test_nothing_is_read_through_a_link_a_pipe_or_a_name_that_leads_out(tmp_path: Path) -> None:
+def test_tracking_reader_nothing_is_read_through_a_link_a_pipe_or_a_name_that_leads_out(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "secret").write_text("secret")
@@ -110,7 +110,7 @@ def test_nothing_is_read_through_a_link_a_pipe_or_a_name_that_leads_out(tmp_path
     assert inside.stamps("directory") == {} == inside.stamps("..")
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_tracking_reader_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"12345")
     assert Inside(tmp_path).read("f", limit=5) == b"12345"
     with pytest.raises(RunDirectoryError, match="larger"):

@@ -46,11 +46,13 @@ def shared_text(run: Path) -> None:
         (".step-000001.parquet.tmp", None),
     ],
 )
-def test_the_name_of_a_file_says_what_it_holds(name: str, place: tuple[int, str] | None) -> None:
+def test_tracking_rollout_reader_the_name_of_a_file_says_what_it_holds(
+    name: str, place: tuple[int, str] | None
+) -> None:
     assert place_of(name) == place
 
 
-def test_a_text_that_all_rows_share_is_held_once(run: Path) -> None:
+def test_tracking_rollout_reader_a_text_that_all_rows_share_is_held_once(run: Path) -> None:
     shared_text(run)
     before = pa.total_allocated_bytes()
     with opened(Inside(run), NAME) as file:
@@ -67,7 +69,9 @@ def test_a_text_that_all_rows_share_is_held_once(run: Path) -> None:
     assert columns.labels["verdict"][1] == ["", "Aé" * 100] and columns.numbers["reward"][-1] == MANY - 1
 
 
-def test_rows_that_are_too_large_together_are_refused_and_one_of_them_is_read(run: Path) -> None:
+def test_tracking_rollout_reader_rows_that_are_too_large_together_are_refused_and_one_of_them_is_read(
+    run: Path,
+) -> None:
     shared_text(run)
     with opened(Inside(run), NAME) as file:
         assert len(file.rows([MANY - 1], ("text",))[0]["text"]) == 1_000_000
@@ -78,7 +82,7 @@ def test_rows_that_are_too_large_together_are_refused_and_one_of_them_is_read(ru
         file.rows(range(60), ("text",))
 
 
-def test_messages_that_share_a_text_are_counted_as_often_as_they_stand_there(run: Path) -> None:
+def test_tracking_rollout_reader_messages_that_share_a_text_are_counted_as_often_as_they_stand_there(run: Path) -> None:
     message = {"role": "user", "content": "x" * 1_000_000}
     write(run, {"messages": [[message] * 100, [message]]})
     with opened(Inside(run), NAME) as file:
@@ -90,7 +94,9 @@ def test_messages_that_share_a_text_are_counted_as_often_as_they_stand_there(run
         file.rows([0])
 
 
-def test_a_row_group_of_gigabytes_is_refused_by_its_metadata(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracking_rollout_reader_a_row_group_of_gigabytes_is_refused_by_its_metadata(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     zeros = pa.ListArray.from_arrays(pa.array([0, 2**21, 2**22], pa.int32()), pa.array(np.zeros(2**22, np.int32)))
     write(run, {"token_ids": zeros, "reward": [0.0, 1.0]})
     assert (run / "rollouts" / NAME).stat().st_size < 2**16
@@ -104,7 +110,9 @@ def test_a_row_group_of_gigabytes_is_refused_by_its_metadata(run: Path, monkeypa
         assert [row["reward"] for row in file.rows([1, 0], ("reward",))] == [1.0, 0.0]
 
 
-def test_portions_are_as_long_as_their_values_allow(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracking_rollout_reader_portions_are_as_long_as_their_values_allow(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(run, {"token_ids": [[0] * 100] * 1000, "reward": np.arange(1000.0)}, row_group_size=500)
     monkeypatch.setattr("roll.tracking.reading.rollout_files._PORTION", 100 * 8 * 70)
     with opened(Inside(run), NAME) as file:
@@ -114,7 +122,7 @@ def test_portions_are_as_long_as_their_values_allow(run: Path, monkeypatch: pyte
     assert [row["reward"] for row in found] == [999.0, 3.0, 71.0, 3.0, 500.0]
 
 
-def test_distinct_texts_of_rows_without_some(run: Path) -> None:
+def test_tracking_rollout_reader_distinct_texts_of_rows_without_some(run: Path) -> None:
     plain = pa.array(["b", None, "a"])
     for column in (plain, plain.dictionary_encode(), pa.array([None, None], pa.string()).dictionary_encode()):
         codes, texts = distinct(column)
@@ -122,7 +130,7 @@ def test_distinct_texts_of_rows_without_some(run: Path) -> None:
         assert [values[code] for code in codes] == column.to_pylist()
 
 
-def test_a_row_that_is_gone_is_said(run: Path) -> None:
+def test_tracking_rollout_reader_a_row_that_is_gone_is_said(run: Path) -> None:
     write(run, {"reward": [0.0]})
     for place in (1, -1):
         with (

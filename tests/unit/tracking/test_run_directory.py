@@ -16,7 +16,7 @@ from roll.errors import RunDirectoryError
 from roll.tracking import RunDirectory, atomic
 
 
-def test_a_new_run_has_its_directories_and_its_configuration(tmp_path: Path) -> None:
+def test_run_directory_a_new_run_has_its_directories_and_its_configuration(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "runs" / "a", {"name": "a", "seed": 0, "text": "α: [1]"}) as run:
         names = sorted(p.name for p in run.path.iterdir() if not p.name.startswith("."))
         assert names == ["checkpoints", "config.yaml", "logs", "rollouts", "tensorboard"]
@@ -25,7 +25,7 @@ def test_a_new_run_has_its_directories_and_its_configuration(tmp_path: Path) -> 
         assert run.log_path("engine", 1).name == "engine-1.log"
 
 
-def test_an_existing_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_run_directory_an_existing_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "a", {"seed": 0}).close()
     (tmp_path / "a-2").mkdir()
     with pytest.raises(RunDirectoryError, match=rf"roll resume {tmp_path}/a`.*`name=a-3`"):
@@ -33,20 +33,20 @@ def test_an_existing_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     assert read(RunDirectory.open(tmp_path / "a").config_path).tree == {"seed": 0}
 
 
-def test_a_directory_with_something_else_in_it_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_run_directory_a_directory_with_something_else_in_it_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunDirectoryError, match=r"not a run of ROLL\. Nothing was changed"):
         RunDirectory.create(tmp_path, {})
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_an_empty_directory_is_accepted(tmp_path: Path) -> None:
+def test_run_directory_an_empty_directory_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     RunDirectory.create(tmp_path / "a", {"seed": 1}).close()
     assert read(RunDirectory.open(tmp_path / "a").config_path).tree == {"seed": 1}
 
 
-def test_a_creation_that_was_interrupted_anywhere_can_be_repeated(
+def test_run_directory_a_creation_that_was_interrupted_anywhere_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -116,13 +116,15 @@ def test_run_directory_what_is_set_aside_stays_together_also_where_that_was_kill
         ("/sys/roll", "cannot write '/sys/roll"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_named_with_a_remedy(place: str, message: str, tmp_path: Path) -> None:
+def test_run_directory_a_place_that_cannot_be_written_is_named_with_a_remedy(
+    place: str, message: str, tmp_path: Path
+) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunDirectoryError, match=message):
         RunDirectory.create(tmp_path / place, {})
 
 
-def test_a_full_disk_is_called_a_full_disk() -> None:
+def test_run_directory_a_full_disk_is_called_a_full_disk() -> None:
     from roll.tracking.run_directory import writing
 
     with (
@@ -133,7 +135,7 @@ def test_a_full_disk_is_called_a_full_disk() -> None:
         full.write(b"x")
 
 
-def test_a_missing_run_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+def test_run_directory_a_missing_run_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
     for name in ("quickstart", "gsm8k"):
         RunDirectory.create(tmp_path / name, {}).close()
     with pytest.raises(RunDirectoryError, match=r"Did you mean 'quickstart'\?.*: gsm8k, quickstart"):
@@ -142,13 +144,13 @@ def test_a_missing_run_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "nowhere" / "quickstart")
 
 
-def test_a_directory_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path) -> None:
+def test_run_directory_a_directory_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "runs" / "mine", {}).close()
     with pytest.raises(RunDirectoryError, match=r"no config\.yaml\. Runs in '.*/runs': mine\.$"):
         RunDirectory.open(tmp_path / "runs")
 
 
-def test_a_second_writer_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
+def test_run_directory_a_second_writer_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "a", {}):
         with pytest.raises(RunDirectoryError, match=f"process {os.getpid()} on "):
             RunDirectory.open(tmp_path / "a", lock=True)
@@ -156,7 +158,7 @@ def test_a_second_writer_is_refused_with_the_process_id_of_the_first(tmp_path: P
     RunDirectory.open(tmp_path / "a", lock=True).close()
 
 
-def test_a_killed_writer_frees_the_run_even_if_its_forked_child_lives_on(tmp_path: Path) -> None:
+def test_run_directory_a_killed_writer_frees_the_run_even_if_its_forked_child_lives_on(tmp_path: Path) -> None:
     script = """
 import os, sys, signal
 from roll.tracking import RunDirectory
@@ -186,7 +188,7 @@ signal.pause()
         process.wait()
 
 
-def test_where_nothing_can_be_locked_the_run_goes_on_with_a_warning(
+def test_run_directory_where_nothing_can_be_locked_the_run_goes_on_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(descriptor: int, operation: int) -> None:
@@ -197,7 +199,7 @@ def test_where_nothing_can_be_locked_the_run_goes_on_with_a_warning(
     assert "cannot be locked here" in caplog.text and "start no second process on it" in caplog.text
 
 
-def test_opening_for_writing_removes_what_a_crash_left(tmp_path: Path) -> None:
+def test_run_directory_opening_for_writing_removes_what_a_crash_left(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "a", {}).close()
     leftover = atomic.temporary_path(tmp_path / "a" / "rollouts" / "step-000001.parquet")
     leftover.touch()

@@ -258,7 +258,7 @@ def _recorded(run: RunDirectory, sink: str) -> dict[int, dict[str, float]]:
     return found
 
 
-def test_what_a_tracker_received_is_what_the_run_recorded_also_over_a_resume(
+def test_tracker_what_a_tracker_received_is_what_the_run_recorded_also_over_a_resume(
     sink: str, tmp_path: Path, demo: SimpleNamespace
 ) -> None:
     own = {"tensorboard": True} if sink == "tensorboard" else {"tensorboard": False, sink: "roll-tests"}
@@ -295,7 +295,9 @@ def test_what_a_tracker_received_is_what_the_run_recorded_also_over_a_resume(
     assert received.config["training"]["num_steps"] == 4
 
 
-def test_hostile_rollouts_reach_a_tracker_as_harmless_text(sink: str, tmp_path: Path, demo: SimpleNamespace) -> None:
+def test_tracker_hostile_rollouts_reach_a_tracker_as_harmless_text(
+    sink: str, tmp_path: Path, demo: SimpleNamespace
+) -> None:
     group = demo.group(1)
     group = replace(group, rollouts=tuple(replace(rollout, text=HOSTILE) for rollout in group.rollouts))
     own = {"tensorboard": True} if sink == "tensorboard" else {"tensorboard": False, sink: "roll-tests"}
@@ -312,7 +314,7 @@ def test_hostile_rollouts_reach_a_tracker_as_harmless_text(sink: str, tmp_path: 
         assert "<script>" not in said
 
 
-def test_a_table_goes_from_the_best_rollout_to_the_worst_and_the_unscored(demo: SimpleNamespace) -> None:
+def test_tracker_a_table_goes_from_the_best_rollout_to_the_worst_and_the_unscored(demo: SimpleNamespace) -> None:
     groups = [demo.group(1, (0.5, None)), demo.group(2, (1.0, 0.0))]
     table = rollout_table("rollouts/train", 7, groups, {"2.0": 1.5}, 3)
     assert [row[table.columns.index("rollout")] for row in table.rows] == ["2.0", "1.0", "1.1"]
@@ -322,7 +324,7 @@ def test_a_table_goes_from_the_best_rollout_to_the_worst_and_the_unscored(demo: 
     assert len(rollout_table("rollouts/train", 7, groups, None, 1).rows) == 1
 
 
-def test_settings_are_flattened_to_their_leaves() -> None:
+def test_tracker_settings_are_flattened_to_their_leaves() -> None:
     assert flattened({"a": {"b": 1, "c": []}, "d": [{"e": None}, 2], "f": {}}) == {
         "a.b": 1, "a.c": [], "d.0.e": None, "d.1": 2, "f": {},
     }  # fmt: skip
@@ -351,7 +353,7 @@ class _Blocked:
     def close(self) -> None: ...
 
 
-def test_a_tracker_that_hangs_costs_a_run_a_limited_wait_and_is_counted() -> None:
+def test_tracker_a_tracker_that_hangs_costs_a_run_a_limited_wait_and_is_counted() -> None:
     blocked = _Blocked()
     sink = GuardedSink("slow", lambda: blocked, most_waiting=3, close_limit_s=0.05)
     for step in range(6):
@@ -362,7 +364,7 @@ def test_a_tracker_that_hangs_costs_a_run_a_limited_wait_and_is_counted() -> Non
     blocked.free.set()
 
 
-def test_calls_arrive_in_order_and_failures_are_counted_but_not_raised() -> None:
+def test_tracker_calls_arrive_in_order_and_failures_are_counted_but_not_raised() -> None:
     blocked = _Blocked()
     blocked.free.set()
     sink = GuardedSink("fine", lambda: blocked)
@@ -376,7 +378,7 @@ def test_calls_arrive_in_order_and_failures_are_counted_but_not_raised() -> None
     sink.close()
 
 
-def test_a_tracker_that_cannot_start_is_refused_with_what_to_do() -> None:
+def test_tracker_a_tracker_that_cannot_start_is_refused_with_what_to_do() -> None:
     def fail() -> Any:
         raise RuntimeError("no login.")
 
@@ -384,7 +386,7 @@ def test_a_tracker_that_cannot_start_is_refused_with_what_to_do() -> None:
         GuardedSink("wandb", fail)
 
 
-def test_only_finite_values_are_sent() -> None:
+def test_tracker_only_finite_values_are_sent() -> None:
     sent: list[Mapping[str, float]] = []
 
     class Kept(_Blocked):
@@ -397,7 +399,7 @@ def test_only_finite_values_are_sent() -> None:
     assert sent == [{"a": 1.0}]
 
 
-def test_a_tracker_that_is_left_behind_at_the_end_is_counted_once() -> None:
+def test_tracker_a_tracker_that_is_left_behind_at_the_end_is_counted_once() -> None:
     blocked = _Blocked()
     sink = GuardedSink("slow", lambda: blocked, close_limit_s=0.05)
     sink.log(1, {"a": 1.0})
@@ -406,7 +408,7 @@ def test_a_tracker_that_is_left_behind_at_the_end_is_counted_once() -> None:
     blocked.free.set()
 
 
-def test_settling_and_closing_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_settling_and_closing_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     blocked, waits = _Blocked(), []
     sink = GuardedSink("slow", lambda: blocked, close_limit_s=0.05)
     sink.log(1, {"a": 1.0})
@@ -417,7 +419,7 @@ def test_settling_and_closing_share_their_time(monkeypatch: pytest.MonkeyPatch) 
     assert waits and waits[0] < 0.02
 
 
-def test_a_client_that_would_end_the_process_is_a_failure_like_others() -> None:
+def test_tracker_a_client_that_would_end_the_process_is_a_failure_like_others() -> None:
     class Leaving(_Blocked):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             self.steps.append(step)
@@ -438,7 +440,7 @@ def test_a_client_that_would_end_the_process_is_a_failure_like_others() -> None:
         GuardedSink("swanlab", leave)
 
 
-def test_a_tracker_that_does_not_answer_is_refused_after_a_while() -> None:
+def test_tracker_a_tracker_that_does_not_answer_is_refused_after_a_while() -> None:
     never = threading.Event()
 
     def hang() -> Any:
@@ -450,7 +452,7 @@ def test_a_tracker_that_does_not_answer_is_refused_after_a_while() -> None:
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab"])
-def test_a_tracker_without_a_key_is_refused_and_asks_nothing(
+def test_tracker_a_tracker_without_a_key_is_refused_and_asks_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: SimpleNamespace
 ) -> None:
     pytest.importorskip(name, reason=f"the tracker's client is not here: roll-rl[{name}]")
@@ -472,19 +474,19 @@ def test_a_tracker_without_a_key_is_refused_and_asks_nothing(
         sys.modules[name].teardown()
 
 
-def test_the_id_of_a_run_stays_the_same(run: RunDirectory) -> None:
+def test_tracker_the_id_of_a_run_stays_the_same(run: RunDirectory) -> None:
     first = run_id(run)
     assert len(first) == 21 and first.isalnum() and first == first.lower()
     assert run_id(RunDirectory.open(run.path)) == first
 
 
-def test_every_tracker_has_a_key_that_switches_it_on() -> None:
+def test_tracker_every_tracker_has_a_key_that_switches_it_on() -> None:
     from roll.config.operations import TrackingConfig
 
     assert set(SINKS) <= set(TrackingConfig.model_fields)
 
 
-def test_who_was_left_behind_is_said_and_the_process_may_end(
+def test_tracker_who_was_left_behind_is_said_and_the_process_may_end(
     tmp_path: Path, demo: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A client's own hook would hold Python up at its end: the command ends without it, with its code."""
@@ -511,7 +513,7 @@ def test_who_was_left_behind_is_said_and_the_process_may_end(
     assert (ended.value.code, ends) == (4, [3])
 
 
-def test_a_tracker_whose_files_were_removed_says_so(sink: str, tmp_path: Path, demo: SimpleNamespace) -> None:
+def test_tracker_a_tracker_whose_files_were_removed_says_so(sink: str, tmp_path: Path, demo: SimpleNamespace) -> None:
     """Most clients would write on to what is gone."""
     own = {"tensorboard": True} if sink == "tensorboard" else {"tensorboard": False, sink: "roll-tests"}
     config: RLVRConfig = demo.config(tmp_path / "runs", **own, table_every_num_steps=1)
@@ -535,7 +537,7 @@ def test_a_tracker_whose_files_were_removed_says_so(sink: str, tmp_path: Path, d
     assert [row["step"] for row in read_metrics(run.metrics_path) if row["kind"] == "train"][-1] == 2
 
 
-def test_a_reason_of_many_lines_is_said_in_one() -> None:
+def test_tracker_a_reason_of_many_lines_is_said_in_one() -> None:
     sink = GuardedSink("long", _Blocked)
 
     def fail() -> Any:

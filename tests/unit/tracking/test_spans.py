@@ -31,7 +31,7 @@ def events(path: Path, kind: str = "X") -> list[dict]:
     return [event for event in json.loads(path.read_text()) if event["ph"] == kind]
 
 
-def test_a_step_is_divided_into_its_phases(clock: Clock) -> None:
+def test_trace_a_step_is_divided_into_its_phases(clock: Clock) -> None:
     spans = Spans(clock=clock)
     with spans.step(1):
         with spans.phase("generate"):
@@ -48,7 +48,7 @@ def test_a_step_is_divided_into_its_phases(clock: Clock) -> None:
         assert spans.bottleneck() == "generate"
 
 
-def test_every_step_starts_from_zero_and_a_phase_entered_twice_adds_up(clock: Clock) -> None:
+def test_trace_every_step_starts_from_zero_and_a_phase_entered_twice_adds_up(clock: Clock) -> None:
     spans = Spans(clock=clock)
     with spans.phase("sync"):
         clock.now += 9
@@ -60,7 +60,7 @@ def test_every_step_starts_from_zero_and_a_phase_entered_twice_adds_up(clock: Cl
             assert spans.metrics() == {"time/generate_s": 2, "time/step_s": 2}
 
 
-def test_an_open_phase_counts_up_to_now(clock: Clock) -> None:
+def test_trace_an_open_phase_counts_up_to_now(clock: Clock) -> None:
     spans = Spans(clock=clock)
     with spans.phase("evaluate"):
         clock.now += 2
@@ -68,7 +68,7 @@ def test_an_open_phase_counts_up_to_now(clock: Clock) -> None:
     assert spans.elapsed("never") == 0
 
 
-async def test_overlapping_phases_of_one_name_are_not_counted_twice(tmp_path: Path, clock: Clock) -> None:
+async def test_trace_overlapping_phases_of_one_name_are_not_counted_twice(tmp_path: Path, clock: Clock) -> None:
     spans = Spans(tmp_path / "trace.json", clock=clock)
     first_may_end, second_may_end = asyncio.Event(), asyncio.Event()
 
@@ -95,7 +95,7 @@ async def test_overlapping_phases_of_one_name_are_not_counted_twice(tmp_path: Pa
     assert generate[0]["tid"] != generate[1]["tid"]
 
 
-def test_phases_end_also_when_they_fail(tmp_path: Path, clock: Clock) -> None:
+def test_trace_phases_end_also_when_they_fail(tmp_path: Path, clock: Clock) -> None:
     spans = Spans(tmp_path / "trace.json", clock=clock)
     with pytest.raises(RuntimeError), spans.step(1), spans.phase("train"):
         clock.now += 1
@@ -104,7 +104,7 @@ def test_phases_end_also_when_they_fail(tmp_path: Path, clock: Clock) -> None:
     assert [e["name"] for e in events(tmp_path / "trace.json")] == ["train", "step 1"]
 
 
-def test_the_display_is_told_of_phases_but_not_of_their_parts() -> None:
+def test_trace_the_display_is_told_of_phases_but_not_of_their_parts() -> None:
     told: list[str] = []
     spans = Spans(on_phase=told.append)
     with spans.step(1), spans.phase("train"), spans.phase("forward"):
@@ -112,7 +112,7 @@ def test_the_display_is_told_of_phases_but_not_of_their_parts() -> None:
     assert told == ["train", ""]
 
 
-def test_the_trace_is_whole_after_every_phase_and_goes_on_after_a_resume(tmp_path: Path) -> None:
+def test_trace_the_trace_is_whole_after_every_phase_and_goes_on_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     for session in range(2):
         spans = Spans(path)  # never closed, as after a kill
@@ -128,7 +128,7 @@ def test_the_trace_is_whole_after_every_phase_and_goes_on_after_a_resume(tmp_pat
 
 @settings(deadline=None)
 @given(st.integers(0, 400))
-def test_a_trace_torn_anywhere_is_mended_and_keeps_its_whole_events(cut: int) -> None:
+def test_trace_a_trace_torn_anywhere_is_mended_and_keeps_its_whole_events(cut: int) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as directory:
@@ -147,7 +147,7 @@ def test_a_trace_torn_anywhere_is_mended_and_keeps_its_whole_events(cut: int) ->
         assert names == [f"event {i}" for i in range(survivors)] + ["after"]
 
 
-def test_a_trace_that_cannot_be_written_is_given_up_and_the_run_goes_on(
+def test_trace_a_trace_that_cannot_be_written_is_given_up_and_the_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
     spans = Spans(tmp_path, clock=clock)  # a directory

@@ -32,7 +32,7 @@ def evaluation_row(step: int, accuracy: float) -> dict:
     return {"step": step, "kind": "evaluation", "eval/accuracy": accuracy, "time/evaluate_s": 1.5}
 
 
-def test_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
+def test_run_summary_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
     tokens = {"rollout/num_tokens": 100.0, "training/num_tokens": 60.0}
     slow = {"time/step_s": 4.0, "time/generate_s": 2.0, "time/train_s": 1.0}
     fast = {"time/step_s": 2.0, "time/generate_s": 0.5, "time/train_s": 0.5}
@@ -67,7 +67,7 @@ def test_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path) -> None:
+def test_run_summary_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path) -> None:
     summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, float("nan"))))
     assert summary.accuracy_before is None and summary.accuracy_after is None
     summary.write(tmp_path / "summary.json")
@@ -75,12 +75,12 @@ def test_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path)
     assert summary.table().row_count == 1  # the reward alone
 
 
-def test_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
+def test_run_summary_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
     summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", evaluation_row(10, 0.5)))
     assert (summary.accuracy_before, summary.accuracy_after) == (None, 0.5)
 
 
-def test_a_run_that_did_nothing_says_so_and_an_evaluation_without_answers_is_not_0(tmp_path: Path) -> None:
+def test_run_summary_a_run_that_did_nothing_says_so_and_an_evaluation_without_answers_is_not_0(tmp_path: Path) -> None:
     failed = {"data/groups_trained": 0.0, "rollout/infra_errors": 4.0, "rollout/infra_error_share": 1.0}
     empty = {"step": 2, "kind": "evaluation", "eval/num_answers": 0.0, "eval/infra_errors": 3.0}
     rows = [evaluation_row(0, 0.5), step_row(1, None, **failed), step_row(2, None, **failed), empty]
@@ -92,7 +92,7 @@ def test_a_run_that_did_nothing_says_so_and_an_evaluation_without_answers_is_not
     assert "steps that trained anything" in text and "8 (100.0%)" in text and "accuracy after" not in text
 
 
-def test_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
+def test_run_summary_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
     graded = [{"step": s, "kind": "evaluation", "eval/score": s / 8, "eval/judged_share": 0.0} for s in (0, 4, 8)]
     summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *graded))
     assert (summary.measure, summary.score_before, summary.score_after, summary.score_best) == ("mean reward", 0, 1, 1)
@@ -104,7 +104,9 @@ def test_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
     ("num_steps", "shown"),
     [(2, "first step"), (5, "first 2 steps"), (6, "first 3 steps"), (10, "first 5 steps"), (50, "first 5 steps")],
 )
-def test_summary_compares_first_and_last_steps_that_do_not_overlap(tmp_path: Path, num_steps: int, shown: str) -> None:
+def test_run_summary_compares_first_and_last_steps_that_do_not_overlap(
+    tmp_path: Path, num_steps: int, shown: str
+) -> None:
     path = write_lines(tmp_path / "m.jsonl", *(step_row(i, float(i)) for i in range(num_steps)))
     summary = summarise("demo", tmp_path, path)
     assert f"reward, {shown}" in table_text(summary)
@@ -113,7 +115,7 @@ def test_summary_compares_first_and_last_steps_that_do_not_overlap(tmp_path: Pat
     assert summary.reward_last5 == pytest.approx(num_steps - 1 - (count - 1) / 2)
 
 
-def test_summary_of_one_step_shows_its_reward(tmp_path: Path) -> None:
+def test_run_summary_of_one_step_shows_its_reward(tmp_path: Path) -> None:
     text = table_text(summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, 0.25))))
     assert "reward" in text and "first" not in text
 
@@ -124,14 +126,14 @@ def table_text(summary: Summary) -> str:
     return console.file.getvalue()
 
 
-def test_smoothing_keeps_a_straight_line_and_the_ends() -> None:
+def test_run_summary_smoothing_keeps_a_straight_line_and_the_ends() -> None:
     line = [i / 50 for i in range(50)]
     assert smooth(line) == pytest.approx(line)
     assert smooth([0.0, 1.0, 0.0]) == pytest.approx([0.0, 1 / 3, 0.0])
 
 
 @pytest.mark.parametrize("rows", [[], [step_row(1, 0.5)], [step_row(1, -3.0), evaluation_row(1, 0.5)]])
-def test_a_plot_is_drawn_of_anything(rows: list[dict], tmp_path: Path) -> None:
+def test_run_summary_a_plot_is_drawn_of_anything(rows: list[dict], tmp_path: Path) -> None:
     plot_run(tmp_path / "reward.png", "demo", rows)
     assert (tmp_path / "reward.png").read_bytes().startswith(b"\x89PNG")
 
@@ -151,7 +153,7 @@ signal.pause()
 """
 
 
-def test_memory_of_a_process_tree_counts_shared_pages_once() -> None:
+def test_run_summary_memory_of_a_process_tree_counts_shared_pages_once() -> None:
     process = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE)
     assert process.stdout is not None
     children: list[int] = []
@@ -172,7 +174,7 @@ def test_memory_of_a_process_tree_counts_shared_pages_once() -> None:
     assert proportional_bytes(tree) == 0
 
 
-def test_the_peak_is_kept_after_the_memory_is_freed() -> None:
+def test_run_summary_the_peak_is_kept_after_the_memory_is_freed() -> None:
     peak = PeakMemory()
     peak.sample()
     before = peak.peak_bytes
@@ -195,10 +197,10 @@ def test_the_peak_is_kept_after_the_memory_is_freed() -> None:
         (ZeroDivisionError("division by zero"), "error", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_summary_records_how_a_session_ended(error: BaseException, kind: str, message: str) -> None:
+def test_run_summary_records_how_a_session_ended(error: BaseException, kind: str, message: str) -> None:
     assert Ending.of(error) == Ending(kind=kind, message=message)
 
 
-def test_plot_of_a_run_without_rewards_shows_the_loss() -> None:
+def test_run_summary_plot_of_a_run_without_rewards_shows_the_loss() -> None:
     assert shows_loss([{"step": 1, "kind": "train", "training/loss": 2.0}])
     assert not shows_loss([{"step": 1, "kind": "train", "training/loss": 2.0, "reward/mean": 0.5}])

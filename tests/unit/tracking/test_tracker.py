@@ -33,7 +33,9 @@ def untimed(run: RunDirectory) -> list[dict]:
     return [{k: v for k, v in row.items() if not is_timing(k)} for row in read_metrics(run.metrics_path)]
 
 
-def test_every_file_of_a_run_can_be_read_back(run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace) -> None:
+def test_tracker_every_file_of_a_run_can_be_read_back(
+    run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace
+) -> None:
     with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         demo.evaluation(tracker, 0)
         for step in range(1, 5):
@@ -75,7 +77,7 @@ def test_every_file_of_a_run_can_be_read_back(run: RunDirectory, config: RLVRCon
     assert run.plot_path_of("reward").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(
+def test_tracker_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(
     tmp_path: Path, demo: SimpleNamespace
 ) -> None:
     whole, torn = (demo.config(tmp_path / name) for name in ("whole", "torn"))
@@ -109,7 +111,7 @@ def test_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(
         assert (run.rollouts_dir / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_run_killed_before_its_first_checkpoint_starts_with_an_empty_record(
+def test_tracker_a_run_killed_before_its_first_checkpoint_starts_with_an_empty_record(
     run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace
 ) -> None:
     with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
@@ -134,7 +136,7 @@ def test_trackers_that_are_switched_off_write_nothing(tmp_path: Path, demo: Simp
     assert len(read_metrics(run.metrics_path)) == 2
 
 
-def test_a_tracker_that_fails_during_the_run_is_counted_and_does_not_stop_it(
+def test_tracker_a_tracker_that_fails_during_the_run_is_counted_and_does_not_stop_it(
     run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace
 ) -> None:
     run.rollouts_dir.rmdir()
@@ -146,7 +148,9 @@ def test_a_tracker_that_fails_during_the_run_is_counted_and_does_not_stop_it(
     assert summary.num_steps == 1
 
 
-def test_a_record_that_cannot_be_written_stops_the_run_with_the_reason(run: RunDirectory, config: RLVRConfig) -> None:
+def test_tracker_a_record_that_cannot_be_written_stops_the_run_with_the_reason(
+    run: RunDirectory, config: RLVRConfig
+) -> None:
     with Tracker(run, config, num_steps=config.training.num_steps) as tracker:
         run.metrics_path.mkdir()
         with pytest.raises(RunDirectoryError, match=r"metrics\.jsonl.*directory"):
@@ -154,7 +158,7 @@ def test_a_record_that_cannot_be_written_stops_the_run_with_the_reason(run: RunD
 
 
 @pytest.mark.parametrize("package", ["wandb", "swanlab"])
-def test_a_missing_package_of_a_tracker_is_said_before_anything_runs(
+def test_tracker_a_missing_package_of_a_tracker_is_said_before_anything_runs(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: SimpleNamespace
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, package, None)  # importing it now fails, installed or not
@@ -176,7 +180,7 @@ def test_a_missing_package_of_a_tracker_is_said_before_anything_runs(
     ],
     ids=str,
 )
-def test_halves_of_surrogate_pairs_cost_no_table(tmp_path: Path, changed: dict[str, Any]) -> None:
+def test_tracker_halves_of_surrogate_pairs_cost_no_table(tmp_path: Path, changed: dict[str, Any]) -> None:
     group = make_group(0)
     group = replace(group, rollouts=(replace(group.rollouts[0], **changed), *group.rollouts[1:]))
     write_rollouts(tmp_path / "step.parquet", 1, [group])
@@ -185,7 +189,7 @@ def test_halves_of_surrogate_pairs_cost_no_table(tmp_path: Path, changed: dict[s
     assert second["text"] == group.rollouts[1].text
 
 
-def test_the_first_time_out_of_a_phase_is_said_at_once(
+def test_tracker_the_first_time_out_of_a_phase_is_said_at_once(
     run: RunDirectory, config: RLVRConfig, demo: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = demo.group(1).rollouts[0]

@@ -43,7 +43,7 @@ def world() -> World:
     return World()
 
 
-def test_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: World) -> None:
+def test_tracking_wait_phase_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: World) -> None:
     with world.spans.step(1):
         with world.wait_phases.waiting("generate"):
             world.move("a", "b", to="queued")
@@ -63,7 +63,7 @@ def test_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: Wor
     assert world.shown == ["generate", "reward", "generate", ""]
 
 
-def test_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
+def test_tracking_wait_phase_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
     with world.spans.step(1):
         with world.wait_phases.waiting("wait"):
             for state in ("queued", "generating", "rewarding"):
@@ -79,7 +79,7 @@ def test_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
     assert metrics == {"time/wait_s": 0, "time/reward_s": 7, "time/step_s": 7}
 
 
-def test_environments_hold_a_step_back_where_the_model_writes_for_nobody(world: World) -> None:
+def test_tracking_wait_phase_environments_hold_a_step_back_where_the_model_writes_for_nobody(world: World) -> None:
     with world.spans.step(1):
         world.act(5)  # beside the wait: no part of it
         with world.wait_phases.waiting("generate"):
@@ -95,7 +95,7 @@ def test_environments_hold_a_step_back_where_the_model_writes_for_nobody(world: 
     assert metrics == {"time/generate_s": 9, "time/environment_s": 5, "time/step_s": 19}
 
 
-def test_rollouts_of_an_evaluation_are_not_waited_for(world: World) -> None:
+def test_tracking_wait_phase_rollouts_of_an_evaluation_are_not_waited_for(world: World) -> None:
     with world.spans.step(1):
         world.move("a", to="rewarding")
         world.move("e", to="generating", purpose="eval")
@@ -104,7 +104,7 @@ def test_rollouts_of_an_evaluation_are_not_waited_for(world: World) -> None:
         assert world.spans.metrics()["time/reward_s"] == 1
 
 
-def test_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_path: Path) -> None:
+def test_tracking_wait_phase_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_path: Path) -> None:
     world = World(tmp_path / "trace.json")
     with world.spans.step(1), world.wait_phases.waiting("generate"):
         world.now += 1

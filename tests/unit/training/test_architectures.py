@@ -98,7 +98,7 @@ def make_trees() -> TrainingBatch:
 
 
 @families
-def test_packed_texts_get_the_log_probs_and_gradient_that_each_gets_alone(
+def test_trainer_architecture_packed_texts_get_the_log_probs_and_gradient_that_each_gets_alone(
     tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
@@ -121,7 +121,9 @@ def test_packed_texts_get_the_log_probs_and_gradient_that_each_gets_alone(
     assert relative_error(own_grads, grads) <= 1e-9
 
 
-def test_a_text_that_would_change_the_rotation_of_others_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_architecture_a_text_that_would_change_the_rotation_of_others_is_refused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """Beyond 16 tokens transformers turns a whole row by other frequencies, whatever else is in it."""
     factors = {"short_factor": [1.0] * 4, "long_factor": [2.0, 3.0, 4.0, 5.0]}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
@@ -149,7 +151,7 @@ def test_a_text_that_would_change_the_rotation_of_others_is_refused(tiny_model: 
 
 
 @families
-def test_weights_have_the_checkpoint_s_names_and_an_export_says_the_same(
+def test_trainer_architecture_weights_have_the_checkpoint_s_names_and_an_export_says_the_same(
     tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
@@ -177,21 +179,21 @@ def llama(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return load_causal_lm(tiny_model, torch.float32, attention=register_attention())
 
 
-def test_logits_that_are_changed_in_an_unknown_way_are_refused(llama: Any) -> None:
+def test_trainer_architecture_logits_that_are_changed_in_an_unknown_way_are_refused(llama: Any) -> None:
     llama.lm_head.register_forward_hook(lambda module, args, output: output.tanh())
     packable.make_packable(llama)
     with pytest.raises(ModelError, match="logits are changed"):
         PolicyNetwork(llama)
 
 
-def test_a_state_that_passes_from_text_to_text_is_refused(llama: Any) -> None:
+def test_trainer_architecture_a_state_that_passes_from_text_to_text_is_refused(llama: Any) -> None:
     llama.model.embed_tokens.register_forward_hook(lambda module, args, output: output.cumsum(1))
     packable.make_packable(llama)
     with pytest.raises(ModelError, match="passes from one text of a packed row to the next"):
         PolicyNetwork(llama)
 
 
-def test_attention_with_an_unknown_term_is_refused(llama: Any) -> None:
+def test_trainer_architecture_attention_with_an_unknown_term_is_refused(llama: Any) -> None:
     forward = llama.model.layers[0].self_attn.forward
     eager = lambda: llama.config._attn_implementation == "eager"  # noqa: E731
     llama.model.layers[0].self_attn.forward = lambda *a, **k: tuple(
@@ -202,7 +204,7 @@ def test_attention_with_an_unknown_term_is_refused(llama: Any) -> None:
         PolicyNetwork(llama)
 
 
-def test_attention_of_a_model_s_own_is_computed_text_by_text(llama: Any) -> None:
+def test_trainer_architecture_attention_of_a_model_s_own_is_computed_text_by_text(llama: Any) -> None:
     """It never calls the registered attention: a layer like any other that carries a state."""
     attention = llama.model.layers[1].self_attn
 
@@ -215,7 +217,7 @@ def test_attention_of_a_model_s_own_is_computed_text_by_text(llama: Any) -> None
 
 
 @families
-def test_the_engine_takes_the_trainer_s_weights_and_finds_their_log_probs(
+def test_trainer_architecture_the_engine_takes_the_trainer_s_weights_and_finds_their_log_probs(
     tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
@@ -261,7 +263,7 @@ async def rollouts(path: Path, weights: WeightSource) -> list[tuple[np.ndarray, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_family_is_refused_in_bfloat16(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_trainer_architecture_no_family_is_refused_in_bfloat16(tiny_model: Path, tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
     backend = TorchBackend(make_spec(path, dtype="bfloat16"))
     assert 0 < backend.train_step(make_trees(), PolicyLoss()).grad_norm < 1e3
@@ -269,7 +271,9 @@ def test_no_family_is_refused_in_bfloat16(tiny_model: Path, tmp_path: Path, name
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_refused(tiny_model: Path, tmp_path: Path, number: float, dtype: str) -> None:
+def test_trainer_architecture_weights_that_are_no_numbers_are_refused(
+    tiny_model: Path, tmp_path: Path, number: float, dtype: str
+) -> None:
     copy = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     weights = load_file(copy / "model.safetensors")
     weights["model.layers.0.input_layernorm.weight"].fill_(number)

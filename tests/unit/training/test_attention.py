@@ -122,7 +122,7 @@ def written_out_once(layout: PackedLayout, dtype: torch.dtype, groups: int, wind
 )
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("groups", [GROUPS, HEADS, 1])
-def test_products_and_sdpa_equal_attention_written_out(
+def test_attention_products_and_sdpa_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, small_tokens: int, dense_tokens: int, dense_pairs: int, blocked: bool, share: bool,
     groups: int,
 ) -> None:  # fmt: skip
@@ -134,7 +134,7 @@ def test_products_and_sdpa_equal_attention_written_out(
 
 
 @pytest.mark.parametrize(("rows", "weights"), [(1, 1), (7, 1), (5, 200), (64, 1000)])
-def test_blocked_products_in_tiles_of_any_size_equal_attention_written_out(
+def test_attention_blocked_products_in_tiles_of_any_size_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, rows: int, weights: int
 ) -> None:
     for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
@@ -144,7 +144,7 @@ def test_blocked_products_in_tiles_of_any_size_equal_attention_written_out(
     compare(make_layout(), dtype=torch.float64, limit=1e-10)
 
 
-def test_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
+def test_attention_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
     tokens = np.arange(250, dtype=np.int32)
     tails = [np.full(50, 500 + i, dtype=np.int32) for i in range(4)]
     parts = [tokens[:100], tokens[:150], tokens[:200], tokens]
@@ -174,7 +174,7 @@ def laid_out(*sequences: list[int], unit: int | None = None) -> PackedLayout:
     return build_layout(sorted(micro, key=lambda block: block.num_tokens))
 
 
-def test_gradients_are_added_up_where_one_branchs_context_is_part_of_anothers() -> None:
+def test_attention_gradients_are_added_up_where_one_branchs_context_is_part_of_anothers() -> None:
     trunk = list(range(100))
     layout = laid_out(
         *([*trunk[:n], *range(1000 * i, 1000 * i + 31)] for i, n in enumerate((90, 90, 95, 95), 1)), unit=0
@@ -185,7 +185,7 @@ def test_gradients_are_added_up_where_one_branchs_context_is_part_of_anothers() 
     compare(layout, dtype=torch.float64, limit=1e-10)
 
 
-def test_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> None:
+def test_attention_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> None:
     layout = laid_out(list(range(9)), list(range(100, 111)))
     assert [tree.num_tokens for tree in layout.blocks] == [8, 10]
     assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(AttentionForm(scale=1.0))) == 1
@@ -193,14 +193,14 @@ def test_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> N
 
 
 @pytest.mark.parametrize("window", [8, 9, 10])
-def test_a_window_as_long_as_the_longest_sequence_hides_nothing_and_a_shorter_one_does(window: int) -> None:
+def test_attention_a_window_as_long_as_the_longest_sequence_hides_nothing_and_a_shorter_one_does(window: int) -> None:
     compare(laid_out(list(range(11))), dtype=torch.float64, limit=1e-10, window=window)
 
 
 @pytest.mark.parametrize("how", ["dense", "blocked", "all together"])
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize("with_sinks", [True, False])
-def test_soft_caps_sinks_and_narrower_values_equal_attention_written_out(
+def test_attention_soft_caps_sinks_and_narrower_values_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, how: str, softcap: float | None, with_sinks: bool
 ) -> None:
     for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
@@ -223,16 +223,16 @@ def test_soft_caps_sinks_and_narrower_values_equal_attention_written_out(
 
 
 @pytest.mark.parametrize("window", [1, 7, 1000])
-def test_sliding_windows(window: int) -> None:
+def test_attention_sliding_windows(window: int) -> None:
     compare(make_layout(), dtype=torch.float64, limit=1e-10, window=window)
 
 
-def test_float32_and_bfloat16_are_as_near_as_their_digits_allow() -> None:
+def test_attention_float32_and_bfloat16_are_as_near_as_their_digits_allow() -> None:
     compare(make_layout(), dtype=torch.float32, limit=1e-5)
     compare(make_layout(), dtype=torch.bfloat16, limit=0.1)
 
 
-def test_gradients_of_what_many_queries_share_are_added_up_in_float32() -> None:
+def test_attention_gradients_of_what_many_queries_share_are_added_up_in_float32() -> None:
     # in bfloat16, 256 + 1 is 256
     q, v = torch.zeros(1, 300, 1, 8, dtype=torch.bfloat16), torch.zeros(1, 300, 1, 8, dtype=torch.bfloat16)
     k = torch.zeros_like(v)
@@ -244,7 +244,7 @@ def test_gradients_of_what_many_queries_share_are_added_up_in_float32() -> None:
 
 
 @pytest.mark.parametrize("own_prefixes", [False, True])
-def test_gradients_of_a_common_prefix_are_added_up_in_float32(own_prefixes: bool) -> None:
+def test_attention_gradients_of_a_common_prefix_are_added_up_in_float32(own_prefixes: bool) -> None:
     def rows(entries: list[int]) -> Rows:
         index = torch.tensor(entries)
         return Rows(index, index, torch.arange(len(entries)), (len(entries), 1))
@@ -285,7 +285,7 @@ def documented_varlen(
 
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("share", [True, False])
-def test_the_arguments_of_varlen_attention_mean_packed_attention(
+def test_attention_the_arguments_of_varlen_attention_mean_packed_attention(
     monkeypatch: pytest.MonkeyPatch, share: bool, window: int | None
 ) -> None:
     import torch.nn.attention.varlen
@@ -297,7 +297,7 @@ def test_the_arguments_of_varlen_attention_mean_packed_attention(
 
 
 @pytest.mark.parametrize("width", [12, 264])
-def test_heads_that_flash_attention_does_not_take_are_widened_or_computed_otherwise(
+def test_attention_heads_that_flash_attention_does_not_take_are_widened_or_computed_otherwise(
     monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     import torch.nn.attention.varlen
@@ -308,11 +308,11 @@ def test_heads_that_flash_attention_does_not_take_are_widened_or_computed_otherw
     compare(make_layout(), dtype=torch.float64, limit=1e-5)
 
 
-def test_varlen_attention_is_not_used_on_a_cpu() -> None:
+def test_attention_varlen_attention_is_not_used_on_a_cpu() -> None:
     assert not varlen.varlen_supported(torch.device("cpu"), torch.bfloat16)
 
 
-def test_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> None:
+def test_attention_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> None:
     layout = make_layout()
     q, k, v, _ = tensors(layout, torch.float32)
     with pytest.raises(ModelError, match="trainer alone"):
@@ -327,7 +327,9 @@ def test_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> N
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("groups", [GROUPS, HEADS])
-def test_varlen_attention_on_cuda_equals_attention_written_out(share: bool, window: int | None, groups: int) -> None:
+def test_attention_varlen_attention_on_cuda_equals_attention_written_out(
+    share: bool, window: int | None, groups: int
+) -> None:
     assert varlen.varlen_supported(torch.device("cuda"), torch.bfloat16)
     compare(make_layout(share=share), dtype=torch.bfloat16, limit=0.1, window=window, groups=groups, device="cuda")
 
@@ -335,14 +337,14 @@ def test_varlen_attention_on_cuda_equals_attention_written_out(share: bool, wind
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("width", [12, 64, 128, 256, 264])
-def test_heads_of_any_size_on_cuda(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_attention_heads_of_any_size_on_cuda(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setitem(globals(), "WIDTH", width)
     compare(make_layout(), dtype=torch.bfloat16, limit=0.2, device="cuda")
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_sdpa_on_cuda_in_float32_equals_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_sdpa_on_cuda_in_float32_equals_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0)
     compare(make_layout(), dtype=torch.float32, limit=1e-4, device="cuda")

@@ -121,7 +121,7 @@ def assert_close(found: list[AttentionStatistics], expected: list[Any], batch: T
         ({"max_tokens_per_micro_batch": 1, "activation_checkpointing": True}, 1),
     ],
 )
-def test_statistics_equal_those_of_eager_maps(
+def test_attention_map_statistics_equal_those_of_eager_maps(
     monkeypatch: pytest.MonkeyPatch, model_path: Path, settings: dict[str, Any], elements: int, look: Any
 ) -> None:
     monkeypatch.setitem(attention_maps.MAP_ELEMENTS, "cpu", elements)  # one row of maps at a time, or all
@@ -137,7 +137,9 @@ def test_statistics_equal_those_of_eager_maps(
 
 @BOTH_PLACES
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "gemma3", "phi3", "smollm3"])
-def test_other_decoders_and_sliding_windows(tiny_model: Path, tmp_path: Path, name: str, look: Any) -> None:
+def test_attention_map_other_decoders_and_sliding_windows(
+    tiny_model: Path, tmp_path: Path, name: str, look: Any
+) -> None:
     path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
     batch = make_batch(6, **SHAPE)
     model = load_causal_lm(path, torch.float64, attention="eager")
@@ -147,7 +149,7 @@ def test_other_decoders_and_sliding_windows(tiny_model: Path, tmp_path: Path, na
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=2)])
-def test_maps_are_those_of_the_policy_as_it_is_now(model_path: Path, lora: LoRAConfig | None) -> None:
+def test_attention_map_are_those_of_the_policy_as_it_is_now(model_path: Path, lora: LoRAConfig | None) -> None:
     batch = make_batch(3, **SHAPE)
     backend = TorchBackend(make_spec(model_path, lora=lora, learning_rate=0.03))
     before = statistics_before_updates(backend, batch)
@@ -162,7 +164,7 @@ def test_maps_are_those_of_the_policy_as_it_is_now(model_path: Path, lora: LoRAC
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointing: bool) -> None:
+def test_attention_map_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointing: bool) -> None:
     batch = make_batch(**SHAPE)
     plain = CreditedLoss(loss=PolicyLoss(), range=RANGE, amplification=1.0)  # factors of 1
     results = []
@@ -175,14 +177,14 @@ def test_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointi
     assert all(torch.equal(results[1][1][n], grad) for n, grad in results[0][1].items())
 
 
-def test_log_probs_are_those_without_looking(model_path: Path) -> None:
+def test_attention_map_log_probs_are_those_without_looking(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
     backend = TorchBackend(make_spec(model_path))
     logprobs = backend.forward(batch, ["logprobs", "attention"], ForwardOptions(attention=RANGE))["logprobs"]
     assert all(np.array_equal(a, b) for a, b in zip(logprobs, logprobs_of(backend, batch), strict=True))
 
 
-def test_an_update_is_the_same_wherever_the_maps_were_taken(model_path: Path) -> None:
+def test_attention_map_an_update_is_the_same_wherever_the_maps_were_taken(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
     loss = CreditedLoss(loss=PolicyLoss(), range=RANGE)
     first, second = (TorchBackend(make_spec(model_path), precision=DOUBLE) for _ in range(2))
@@ -201,7 +203,9 @@ def test_an_update_is_the_same_wherever_the_maps_were_taken(model_path: Path) ->
 
 
 @BOTH_PLACES
-def test_a_sample_does_not_depend_on_what_is_in_the_batch_or_in_which_order(model_path: Path, look: Any) -> None:
+def test_attention_map_a_sample_does_not_depend_on_what_is_in_the_batch_or_in_which_order(
+    model_path: Path, look: Any
+) -> None:
     batch = make_batch(5, **SHAPE)
     spec = make_spec(model_path, max_tokens_per_micro_batch=60)
     found = look(TorchBackend(spec), batch)
@@ -211,7 +215,7 @@ def test_a_sample_does_not_depend_on_what_is_in_the_batch_or_in_which_order(mode
         np.testing.assert_allclose(own.fai, other.fai, atol=1e-6)
 
 
-def test_an_empty_answer_gets_zeros(model_path: Path) -> None:
+def test_attention_map_an_empty_answer_gets_zeros(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
     end = batch.samples[0].prefix_length
     names = ("token_ids", "loss_mask", "advantages", "rollout_logprobs")
@@ -230,11 +234,13 @@ def test_an_empty_answer_gets_zeros(model_path: Path) -> None:
     ("num_layers", "expected"),
     [(30, (10, 12, 14, 17, 19)), (24, (8, 10, 12, 13, 15)), (9, (3, 4, 5)), (2, (0, 1)), (1, (0,))],
 )
-def test_layers_are_spaced_evenly_over_the_middle_third(num_layers: int, expected: tuple[int, ...]) -> None:
+def test_attention_map_layers_are_spaced_evenly_over_the_middle_third(
+    num_layers: int, expected: tuple[int, ...]
+) -> None:
     assert observed_layers(num_layers) == expected
 
 
-def test_a_critic_has_no_policy_to_look_at(model_path: Path) -> None:
+def test_attention_map_a_critic_has_no_policy_to_look_at(model_path: Path) -> None:
     backend = TorchBackend(dataclasses.replace(make_spec(model_path), role="critic"))
     with pytest.raises(UnsupportedError, match="attention"):
         backend.forward(make_batch(**SHAPE), ["attention"], ForwardOptions(attention=RANGE))

@@ -50,7 +50,7 @@ def _saved(path: Path) -> Path:
     return path
 
 
-def test_a_real_index_reads_as_pytorch_reads_it(tmp_path: Path) -> None:
+def test_checkpoint_reader_a_real_index_reads_as_pytorch_reads_it(tmp_path: Path) -> None:
     path = _saved(tmp_path / "state")
     ours, theirs = SafeReader(path).read_metadata(), dcp.FileSystemReader(path).read_metadata()
     assert ours.state_dict_metadata == theirs.state_dict_metadata
@@ -144,7 +144,7 @@ HOSTILE: list[Callable[[Metadata, Path, Path], Any]] = [
 
 
 @pytest.mark.parametrize("forge", HOSTILE)
-def test_a_hostile_index_is_refused_and_runs_nothing(
+def test_checkpoint_reader_a_hostile_index_is_refused_and_runs_nothing(
     tiny_model: Path, tmp_path: Path, forge: Callable[[Metadata, Path, Path], Any]
 ) -> None:
     backend, path, canary = TorchBackend(make_spec(tiny_model)), tmp_path / "trainer", tmp_path / "ran"
@@ -156,7 +156,7 @@ def test_a_hostile_index_is_refused_and_runs_nothing(
     assert not canary.exists()
 
 
-def test_a_tensor_file_that_is_another_pickle_runs_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_checkpoint_reader_a_tensor_file_that_is_another_pickle_runs_nothing(tiny_model: Path, tmp_path: Path) -> None:
     backend, path, canary = TorchBackend(make_spec(tiny_model)), tmp_path / "trainer", tmp_path / "ran"
     backend.save(path)
     buffer = io.BytesIO()
@@ -172,7 +172,7 @@ def test_a_tensor_file_that_is_another_pickle_runs_nothing(tiny_model: Path, tmp
     assert not canary.exists()
 
 
-def test_no_class_of_pytorch_can_be_changed_by_a_file(tmp_path: Path) -> None:
+def test_checkpoint_reader_no_class_of_pytorch_can_be_changed_by_a_file(tmp_path: Path) -> None:
     """A pickle may set attributes of classes (BUILD with two states), not only of what it makes."""
     path = _saved(tmp_path / "state")
     setting = b"ctorch.distributed.checkpoint.metadata\nMetadata\nN}S'changed'\nI1\ns\x86b."

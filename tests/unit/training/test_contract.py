@@ -150,7 +150,7 @@ def moved_by(gradient: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("scenario", ["one_step", "checkpointed_step"])
-def test_loss_and_gradient_are_those_of_a_padded_pass_by_transformers(
+def test_train_backend_loss_and_gradient_are_those_of_a_padded_pass_by_transformers(
     found: dict[str, Any], gradient: Reference, tiny_model: Path, scenario: str
 ) -> None:
     result, weights = found[scenario]["result"], found[scenario]["weights"]
@@ -165,14 +165,18 @@ def test_loss_and_gradient_are_those_of_a_padded_pass_by_transformers(
 @pytest.mark.parametrize(
     "scenario", ["several_steps", "little_work", "with_adapters", "critic", "reward_model", "divergence"]
 )
-def test_steps_are_those_of_one_rank(found: dict[str, Any], expected: dict[str, Any], scenario: str) -> None:
+def test_train_backend_steps_are_those_of_one_rank(
+    found: dict[str, Any], expected: dict[str, Any], scenario: str
+) -> None:
     """With decay, clipping, a schedule; a rank without work; adapters; other roles; a second model beside."""
     skip_refused(found, scenario)
     same_steps(found[scenario]["results"], expected[scenario]["results"])
     same_weights(found[scenario]["weights"], expected[scenario]["weights"])
 
 
-def test_forward_backward_adds_up_to_the_gradient_of_one_batch(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_forward_backward_adds_up_to_the_gradient_of_one_batch(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     mine, step = found["accumulated"], expected["one_step"]
     if "raised" in mine:  # DeepSpeed
         assert "must know the last batch" in mine["raised"]
@@ -186,16 +190,18 @@ def test_forward_backward_adds_up_to_the_gradient_of_one_batch(found: dict[str, 
         same_weights(weights, step["weights"])
 
 
-def test_samples_that_fork_go_through_once(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_samples_that_fork_go_through_once(found: dict[str, Any], expected: dict[str, Any]) -> None:
     same_steps([found["branching"]["result"]], [expected["branching"]["result"]])
     same_weights(found["branching"]["weights"], expected["branching"]["weights"])
 
 
-def test_clipping_was_at_work(expected: dict[str, Any]) -> None:
+def test_train_backend_clipping_was_at_work(expected: dict[str, Any]) -> None:
     assert min(result.grad_norm for result in expected["several_steps"]["results"]) > COURSE["max_grad_norm"]
 
 
-def test_a_step_that_is_not_finite_changes_nothing(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_a_step_that_is_not_finite_changes_nothing(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     mine, other = found["not_finite"], expected["not_finite"]
     assert mine["skipped"] == [False, False]
     assert mine["unchanged"] == [True, True]
@@ -204,7 +210,9 @@ def test_a_step_that_is_not_finite_changes_nothing(found: dict[str, Any], expect
     same_weights(mine["weights"], other["weights"])
 
 
-def test_adapters_are_merged_switched_off_and_exported(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_adapters_are_merged_switched_off_and_exported(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     skip_refused(found, "with_adapters")
     mine, other = found["with_adapters"], expected["with_adapters"]
     for switch in (True, False):
@@ -213,7 +221,9 @@ def test_adapters_are_merged_switched_off_and_exported(found: dict[str, Any], ex
     assert mine["written"] == ["adapter", "model"]
 
 
-def test_questions_are_answered_and_change_nothing(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_questions_are_answered_and_change_nothing(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     mine, other = found["asking"], expected["asking"]
     same_steps(*([r for r in side["results"] if isinstance(r, StepResult)] for side in (mine, other)))
     for a, b in zip(mine["results"], other["results"], strict=True):
@@ -226,13 +236,17 @@ def test_questions_are_answered_and_change_nothing(found: dict[str, Any], expect
             np.testing.assert_allclose(tops.logprobs, others.logprobs, atol=1e-3)
 
 
-def test_a_critics_values_and_a_references_logprobs(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_a_critics_values_and_a_references_logprobs(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     same_arrays(found["critic"]["values"], expected["critic"]["values"])
     same_arrays(found["frozen"]["logprobs"], expected["frozen"]["logprobs"])
     assert "role 'reference' has no train_step" in found["frozen"]["raised"]
 
 
-def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_a_saved_trainer_goes_on_as_if_nothing_had_happened(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     straight, resumed = found["state"]["straight"], found["state"]["resumed"]
     assert found["state"]["written"]
     for a, b in zip(straight["results"], resumed["results"], strict=True):
@@ -241,7 +255,7 @@ def test_a_saved_trainer_goes_on_as_if_nothing_had_happened(found: dict[str, Any
     same_steps(straight["results"], expected["state"]["straight"]["results"])
 
 
-def test_what_torch_saved_on_one_rank_is_loaded_and_torch_loads_what_was_saved(
+def test_train_backend_what_torch_saved_on_one_rank_is_loaded_and_torch_loads_what_was_saved(
     found: dict[str, Any], expected: dict[str, Any], tiny_model: Path
 ) -> None:
     same_steps(found["state"]["from torch"]["results"], expected["state"]["straight"]["results"])
@@ -252,13 +266,17 @@ def test_what_torch_saved_on_one_rank_is_loaded_and_torch_loads_what_was_saved(
     same_steps(course(one, (1, 2)), expected["state"]["straight"]["results"])
 
 
-def test_an_export_holds_the_weights_of_the_stream(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_train_backend_an_export_holds_the_weights_of_the_stream(
+    found: dict[str, Any], expected: dict[str, Any]
+) -> None:
     exported = load_causal_lm(found["directory"] / "export", torch.float32).state_dict()
     assert all(torch.equal(exported[name], tensor) for name, tensor in found["export"]["weights"].items())
     same_steps(found["export"]["results"], expected["export"]["results"])
 
 
-def test_every_rank_returns_the_same_and_the_first_alone_gets_weights(ranks: list[dict[str, Any]]) -> None:
+def test_train_backend_every_rank_returns_the_same_and_the_first_alone_gets_weights(
+    ranks: list[dict[str, Any]],
+) -> None:
     first, *others = ranks
     assert first["one_step"]["weights"]
     for other in others:

@@ -97,7 +97,7 @@ Expected = Callable[[TrainingBatch, list[Tensor]], Tensor]
 @pytest.mark.parametrize(
     ("loss", "expected"), [(CrossEntropy(), expected_cross_entropy), (EvenPairs(), expected_even_pairs)]
 )
-def test_the_gradient_is_the_references_however_samples_are_packed(
+def test_core_samples_the_gradient_is_the_references_however_samples_are_packed(
     tiny_model: Path, loss: CrossEntropy | EvenPairs, expected: Expected, budget: int, share: bool
 ) -> None:
     batch = core_batch()
@@ -113,18 +113,18 @@ def test_the_gradient_is_the_references_however_samples_are_packed(
     assert relative_error(found, {name: named[name] for name in found}) <= LIMIT
 
 
-def test_texts_are_learned(tiny_model: Path) -> None:
+def test_core_samples_texts_are_learned(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model, learning_rate=3e-3))
     losses = [backend.train_step(core_batch(1), CrossEntropy()).loss for _ in range(20)]
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_a_column_that_a_loss_needs_is_named(tiny_model: Path) -> None:
+def test_core_samples_a_column_that_a_loss_needs_is_named(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="this loss needs advantages, which the batch does not have"):
         TorchBackend(make_spec(tiny_model)).train_step(core_batch(), PolicyLoss())
 
 
-def test_a_column_that_some_samples_lack_is_named_whatever_they_are_packed_with(tiny_model: Path) -> None:
+def test_core_samples_a_column_that_some_samples_lack_is_named_whatever_they_are_packed_with(tiny_model: Path) -> None:
     first, *others = core_batch().samples
     mixed = TrainingBatch(samples=(replace(first, advantages=np.ones(len(first), np.float32)), *others))
     with pytest.raises(ValueError, match="some samples of the batch have advantages and others do not"):
@@ -134,7 +134,7 @@ def test_a_column_that_some_samples_lack_is_named_whatever_they_are_packed_with(
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize("budget", [5, 40, 4096])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_pair_is_never_split(num_ranks: int, budget: int, share: bool) -> None:
+def test_core_samples_a_pair_is_never_split(num_ranks: int, budget: int, share: bool) -> None:
     batch = core_batch(3, num_units=11)
     settings = {"max_tokens": budget, "share_prefix": share, "num_ranks": num_ranks}
     packed = pack(batch.samples, **settings, whole_units=True)

@@ -52,7 +52,7 @@ def set_head(backend: TorchBackend, seed: int = 0) -> tuple[torch.Tensor, float]
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("settings", LAYOUTS[:5], ids=str)
-def test_values_are_the_head_on_the_models_own_hidden_states(
+def test_critic_values_are_the_head_on_the_models_own_hidden_states(
     tmp_path: Path, settings: dict[str, Any], tied: bool
 ) -> None:
     path = write_tiny_model(tmp_path / "model", tied=tied, seed=4)
@@ -73,7 +73,7 @@ def test_values_are_the_head_on_the_models_own_hidden_states(
         np.testing.assert_allclose(found[sample.loss_mask], expected[before], rtol=1e-6, atol=1e-6)
 
 
-def test_a_value_does_not_see_the_token_that_it_comes_before(tiny_model: Path) -> None:
+def test_critic_a_value_does_not_see_the_token_that_it_comes_before(tiny_model: Path) -> None:
     backend = TorchBackend(critic_spec(tiny_model))
     set_head(backend)
     batch = make_batch(2, groups=1, group_size=1, response=(6, 7))
@@ -85,7 +85,7 @@ def test_a_value_does_not_see_the_token_that_it_comes_before(tiny_model: Path) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_fresh_head_says_zero(tiny_model: Path, dtype: str) -> None:
+def test_critic_a_fresh_head_says_zero(tiny_model: Path, dtype: str) -> None:
     backend = TorchBackend(critic_spec(tiny_model, dtype=dtype))
     assert not any(values.any() for values in values_of(backend, make_batch()))
     result = backend.train_step(valued(make_batch()), ValueLoss())
@@ -96,7 +96,7 @@ def test_a_fresh_head_says_zero(tiny_model: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize(("precision", "limit"), [(DOUBLE, 1e-9), (None, 1e-5)])
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_packing_sharing_and_micro_batches_do_not_change_loss_or_gradient(
+def test_critic_packing_sharing_and_micro_batches_do_not_change_loss_or_gradient(
     tiny_model: Path, settings: dict[str, Any], precision: Precision | None, limit: float
 ) -> None:
     batch = valued(make_batch(3))
@@ -125,7 +125,7 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 @pytest.mark.slow
-def test_two_ranks_find_the_gradient_of_one(found: tuple[dict[str, Any], Path], tiny_model: Path) -> None:
+def test_critic_two_ranks_find_the_gradient_of_one(found: tuple[dict[str, Any], Path], tiny_model: Path) -> None:
     for name, precision, limit in (("float64", DOUBLE, 1e-7), ("float32", None, 1e-5)):
         one = TorchBackend(critic_spec(tiny_model), precision=precision)
         for seed in (3, 4):  # the second step has a head that is not 0
@@ -136,7 +136,7 @@ def test_two_ranks_find_the_gradient_of_one(found: tuple[dict[str, Any], Path], 
 
 
 @pytest.mark.slow
-def test_values_of_two_ranks_are_those_of_one(found: tuple[dict[str, Any], Path], tiny_model: Path) -> None:
+def test_critic_values_of_two_ranks_are_those_of_one(found: tuple[dict[str, Any], Path], tiny_model: Path) -> None:
     one = TorchBackend(critic_spec(tiny_model))
     for seed in (3, 4):
         one.train_step(valued(make_batch(seed)), VALUE_LOSS)
@@ -145,7 +145,7 @@ def test_values_of_two_ranks_are_those_of_one(found: tuple[dict[str, Any], Path]
 
 
 @pytest.mark.slow
-def test_a_critics_checkpoint_loads_under_another_number_of_ranks(
+def test_critic_a_critics_checkpoint_loads_under_another_number_of_ranks(
     found: tuple[dict[str, Any], Path], tiny_model: Path
 ) -> None:
     results, directory = found
@@ -162,7 +162,7 @@ def test_a_critics_checkpoint_loads_under_another_number_of_ranks(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
+def test_critic_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     spec = dataclasses.replace(
         critic_spec(tiny_model, dtype=dtype), schedule=Schedule(peak=1e-3, num_updates=6, shape="cosine")
     )
@@ -182,13 +182,13 @@ def test_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path:
         assert torch.equal(second.masters.full(name), straight.masters.full(name)), name
 
 
-def test_a_policys_checkpoint_is_not_a_critics(tiny_model: Path, tmp_path: Path) -> None:
+def test_critic_a_policys_checkpoint_is_not_a_critics(tiny_model: Path, tmp_path: Path) -> None:
     TorchBackend(make_spec(tiny_model)).save(tmp_path / "trainer")
     with pytest.raises(CheckpointError, match=r"lacks .*score"):
         TorchBackend(critic_spec(tiny_model)).load(tmp_path / "trainer")
 
 
-def test_a_critic_learns_its_returns(tiny_model: Path) -> None:
+def test_critic_a_critic_learns_its_returns(tiny_model: Path) -> None:
     backend = TorchBackend(critic_spec(tiny_model, learning_rate=3e-3))
     batch = valued(make_batch(6, groups=2))
     errors = [backend.train_step(batch, ValueLoss()).metrics["value/error"] for _ in range(30)]
@@ -196,7 +196,7 @@ def test_a_critic_learns_its_returns(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_an_export_is_a_token_classifier_with_the_critics_values(tmp_path: Path, tied: bool) -> None:
+def test_critic_an_export_is_a_token_classifier_with_the_critics_values(tmp_path: Path, tied: bool) -> None:
     path = write_tiny_model(tmp_path / "model", tied=tied)
     backend = TorchBackend(critic_spec(path))
     batch = valued(make_batch(7))
@@ -213,7 +213,7 @@ def test_an_export_is_a_token_classifier_with_the_critics_values(tmp_path: Path,
         np.testing.assert_allclose(found[sample.loss_mask], said[before], atol=1e-5)
 
 
-def test_the_vocabulary_projection_is_let_go(tmp_path: Path) -> None:
+def test_critic_the_vocabulary_projection_is_let_go(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "untied", tied=False)
     policy, critic = set(TorchBackend(make_spec(path)).masters.parameters), TorchBackend(critic_spec(path))
     assert policy - set(critic.masters.parameters) == {"lm_head.weight"}
@@ -221,7 +221,7 @@ def test_the_vocabulary_projection_is_let_go(tmp_path: Path) -> None:
     assert not any(p.shape[0] == 260 for n, p in critic.network.named_parameters() if "embed" not in n)
 
 
-def test_with_adapters_a_critic_trains_them_and_its_head(tiny_model: Path) -> None:
+def test_critic_with_adapters_a_critic_trains_them_and_its_head(tiny_model: Path) -> None:
     backend = TorchBackend(critic_spec(tiny_model, lora=LoRAConfig(rank=2)))
     assert all("lora_" in n or n.startswith("score.") for n in backend.masters.parameters)
     before = {name: tensor.clone() for name, tensor in backend.weights()}
@@ -235,7 +235,7 @@ def test_with_adapters_a_critic_trains_them_and_its_head(tiny_model: Path) -> No
     assert "model.embed_tokens.weight" not in changed
 
 
-def test_learning_rate_and_optimiser_are_the_critics_own(tiny_model: Path) -> None:
+def test_critic_learning_rate_and_optimiser_are_the_critics_own(tiny_model: Path) -> None:
     spec = dataclasses.replace(
         critic_spec(tiny_model, learning_rate=1.0), schedule=Schedule(peak=2e-3, num_updates=4, shape="linear")
     )
@@ -244,7 +244,7 @@ def test_learning_rate_and_optimiser_are_the_critics_own(tiny_model: Path) -> No
     assert rates == pytest.approx([2e-3, 1.5e-3, 1e-3, 5e-4])
 
 
-def test_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> None:
+def test_critic_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> None:
     batch = valued(make_batch())
     critic, policy = TorchBackend(critic_spec(tiny_model)), TorchBackend(make_spec(tiny_model))
     with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
@@ -257,7 +257,7 @@ def test_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> None:
         policy.train_step(batch, VALUE_LOSS)
 
 
-def test_some_samples_without_targets_are_refused(tiny_model: Path) -> None:
+def test_critic_some_samples_without_targets_are_refused(tiny_model: Path) -> None:
     batch = valued(make_batch())
     critic = TorchBackend(critic_spec(tiny_model))
     for name, message in (
@@ -270,7 +270,7 @@ def test_some_samples_without_targets_are_refused(tiny_model: Path) -> None:
             critic.train_step(mixed, VALUE_LOSS)
 
 
-def test_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
+def test_critic_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
     """Arrays that spell their own place: sample + position / 1000."""
     batch = valued(make_batch(9, groups=2, group_size=3))
     marked = []
@@ -316,7 +316,7 @@ def test_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
     assert plain.values is None and plain.returns is None and plain.old_values is None
 
 
-def test_a_step_of_a_critic_whose_loss_is_not_finite_changes_nothing(tiny_model: Path) -> None:
+def test_critic_a_step_of_a_critic_whose_loss_is_not_finite_changes_nothing(tiny_model: Path) -> None:
     backend = TorchBackend(critic_spec(tiny_model))
     batch = valued(make_batch())
     endless = tuple(dataclasses.replace(s, returns=s.returns + np.inf) for s in batch.samples if s.returns is not None)
@@ -325,6 +325,6 @@ def test_a_step_of_a_critic_whose_loss_is_not_finite_changes_nothing(tiny_model:
     assert not any(values.any() for values in values_of(backend, batch))
 
 
-def test_a_policys_loss_is_no_critics(tiny_model: Path) -> None:
+def test_critic_a_policys_loss_is_no_critics(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="needs logprobs"):
         TorchBackend(critic_spec(tiny_model)).train_step(valued(make_batch()), PolicyLoss())

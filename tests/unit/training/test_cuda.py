@@ -26,7 +26,7 @@ def on_cuda(model: Path, **settings: Any) -> TorchBackend:
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
-def test_gradients_in_float32_equal_the_reference_of_the_host(tiny_model: Path, share_prefix: bool) -> None:
+def test_cuda_gradients_in_float32_equal_the_reference_of_the_host(tiny_model: Path, share_prefix: bool) -> None:
     expected = reference(tiny_model, 0, torch.float32)
     backend = on_cuda(tiny_model, share_prefix=share_prefix, max_tokens_per_micro_batch=45)
     backend.train_step(expected.batch, LOSS)
@@ -34,7 +34,7 @@ def test_gradients_in_float32_equal_the_reference_of_the_host(tiny_model: Path, 
     assert relative_error(grads, expected.grads) <= 1e-4
 
 
-def test_bfloat16_through_varlen_attention_is_as_near_as_on_the_host(tiny_model: Path) -> None:
+def test_cuda_bfloat16_through_varlen_attention_is_as_near_as_on_the_host(tiny_model: Path) -> None:
     batch = make_batch(7)  # ratios of 1: no clipping edge for rounding to cross
     exact = TorchBackend(make_spec(tiny_model))
     backend = on_cuda(tiny_model, dtype="bfloat16")
@@ -44,7 +44,9 @@ def test_bfloat16_through_varlen_attention_is_as_near_as_on_the_host(tiny_model:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_offloading_frees_the_device_and_reloading_goes_on_as_if_nothing_happened(tmp_path: Path, dtype: str) -> None:
+def test_cuda_offloading_frees_the_device_and_reloading_goes_on_as_if_nothing_happened(
+    tmp_path: Path, dtype: str
+) -> None:
     model = write_tiny_model(tmp_path / "model", hidden=512, heads=8, kv_heads=4)
     moved, left = (on_cuda(model, dtype=dtype) for _ in range(2))
     for backend in (moved, left):
@@ -60,7 +62,7 @@ def test_offloading_frees_the_device_and_reloading_goes_on_as_if_nothing_happene
     assert relative_error(dict(moved.weights()), dict(left.weights())) <= limit
 
 
-def test_offloaded_states_and_activations_leave_the_device_and_change_nothing(tmp_path: Path) -> None:
+def test_cuda_offloaded_states_and_activations_leave_the_device_and_change_nothing(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", hidden=512, heads=8, kv_heads=4)
     both = {"offload_optimizer": True, "offload_activations": True}
     found: list[tuple[float, int, int]] = []
@@ -78,7 +80,7 @@ def test_offloaded_states_and_activations_leave_the_device_and_change_nothing(tm
     assert kept - less > 11 * weights  # masters and moments, at least
 
 
-def test_state_saved_on_the_device_loads_on_the_host(tiny_model: Path, tmp_path: Path) -> None:
+def test_cuda_state_saved_on_the_device_loads_on_the_host(tiny_model: Path, tmp_path: Path) -> None:
     backend = on_cuda(tiny_model)
     backend.train_step(make_batch(), PolicyLoss())
     backend.save(tmp_path / "trainer")

@@ -37,7 +37,9 @@ def _spread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_bfloat16_gradients_are_added_up_in_float32_and_move_float32_masters(tiny_model: Path, stage: int) -> None:
+def test_deepspeed_bfloat16_gradients_are_added_up_in_float32_and_move_float32_masters(
+    tiny_model: Path, stage: int
+) -> None:
     torch_backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **SETTINGS))
     mine = built(tiny_model, stage, dtype="bfloat16", **SETTINGS)
     assert mine.spread is not None
@@ -54,12 +56,14 @@ def test_bfloat16_gradients_are_added_up_in_float32_and_move_float32_masters(tin
         assert torch.equal(tensor, masters[name].bfloat16()), name
 
 
-def test_stage_0_is_for_float32_alone(tiny_model: Path) -> None:
+def test_deepspeed_stage_0_is_for_float32_alone(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match=r"zero_stage 0 trains in float32 only, and .* is 'bfloat16'"):
         built(tiny_model, 0, dtype="bfloat16")
 
 
-def test_at_stage_3_a_step_leaves_nothing_gathered_and_loading_is_seen(tiny_model: Path, tmp_path: Path) -> None:
+def test_deepspeed_at_stage_3_a_step_leaves_nothing_gathered_and_loading_is_seen(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """DeepSpeed may keep weights gathered after a forward pass, for the next one."""
     backend, batch = built(tiny_model, 3), make_batch(1)
     backend.save(tmp_path / "fresh")
@@ -74,7 +78,7 @@ def test_at_stage_3_a_step_leaves_nothing_gathered_and_loading_is_seen(tiny_mode
     assert any((a != b).any() for a, b in zip(first, moved, strict=True))
 
 
-def test_a_loss_that_fails_halfway_is_told_apart_from_one_that_fails_at_once(tiny_model: Path) -> None:
+def test_deepspeed_a_loss_that_fails_halfway_is_told_apart_from_one_that_fails_at_once(tiny_model: Path) -> None:
     """DeepSpeed keeps gradients that no step took; what was drawn and saved is as before."""
 
     class FailsAt(PolicyLoss):
@@ -95,7 +99,7 @@ def test_a_loss_that_fails_halfway_is_told_apart_from_one_that_fails_at_once(tin
         backend.train_step(make_batch(), PolicyLoss())
 
 
-def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_deepspeed_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     critic = DeepSpeedBackend(dataclasses.replace(make_spec(tiny_model), role="critic"))
     critic.save(tmp_path / "critic")
     with pytest.raises(CheckpointError, match="belongs to another model"):
@@ -104,7 +108,7 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Pa
         built(tiny_model, 2).load(tmp_path / "nothing")
 
 
-def test_a_mixture_of_experts_is_streamed_as_its_checkpoint_has_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_deepspeed_a_mixture_of_experts_is_streamed_as_its_checkpoint_has_it(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "mixture", tiny_model, FAMILIES["deepseek-v3"])
     expected, found = dict(TorchBackend(make_spec(path)).weights()), dict(built(path, 2).weights())
     assert list(found) == list(expected)

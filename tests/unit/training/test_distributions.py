@@ -36,7 +36,7 @@ def dense(h: torch.Tensor, w: torch.Tensor, targets: torch.Tensor, reference: Pr
 @pytest.mark.parametrize("keep_bytes", [0, 10**9])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
-def test_values_and_gradients_equal_the_definitions(
+def test_output_distribution_values_and_gradients_equal_the_definitions(
     monkeypatch: pytest.MonkeyPatch, chunk_elements, keep_bytes, temperature, dtype, limit
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk_elements)
@@ -57,7 +57,7 @@ def test_values_and_gradients_equal_the_definitions(
 
 
 @pytest.mark.parametrize("asked", [{"entropy": True}, {"divergence": True}, {"entropy": True, "divergence": True}])
-def test_each_alone_has_its_own_gradient_and_the_rest_is_none(asked: dict[str, bool]) -> None:
+def test_output_distribution_each_alone_has_its_own_gradient_and_the_rest_is_none(asked: dict[str, bool]) -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.float64)
     reference = reference_of(9, 13, 6, torch.float64)
     found = token_statistics(
@@ -74,7 +74,7 @@ def test_each_alone_has_its_own_gradient_and_the_rest_is_none(asked: dict[str, b
     torch.testing.assert_close(h.grad, h64.grad, rtol=1e-11, atol=1e-12)
 
 
-def test_known_distributions() -> None:
+def test_output_distribution_known_distributions() -> None:
     weight = torch.eye(4).requires_grad_()
     even, split = torch.zeros(4), torch.tensor([0.5, 0.5, 1e-30, 1e-30]).log()
     hidden = torch.stack([even, split])
@@ -85,7 +85,7 @@ def test_known_distributions() -> None:
     torch.testing.assert_close(found.full_kl, torch.tensor([1.0, 2.0]).log())
 
 
-def test_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_distribution_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 20)
     monkeypatch.setattr(logprobs, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
@@ -99,7 +99,7 @@ def test_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logprobs_and_their_gradient_do_not_change(dtype: torch.dtype) -> None:
+def test_output_distribution_logprobs_and_their_gradient_do_not_change(dtype: torch.dtype) -> None:
     results = []
     for entropy in (False, True):
         h, w, targets, weights = inputs(9, 13, 6, dtype)
@@ -112,14 +112,14 @@ def test_logprobs_and_their_gradient_do_not_change(dtype: torch.dtype) -> None:
     torch.testing.assert_close(beside_w, plain_w, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-def test_asking_for_nothing_is_the_plain_function() -> None:
+def test_output_distribution_asking_for_nothing_is_the_plain_function() -> None:
     h, w, targets, _ = inputs(5, 13, 6, torch.float32)
     found = token_statistics(Projection(h, w), targets)
     assert found == Predictions(found.logprobs, None, None)
     assert found.logprobs.grad_fn.name() == token_logprobs(h, w, targets).grad_fn.name()
 
 
-def test_equal_distributions_diverge_by_exactly_nothing() -> None:
+def test_output_distribution_equal_distributions_diverge_by_exactly_nothing() -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.bfloat16)
     reference = Projection(h.detach().clone(), w.detach().clone())
     found = token_statistics(Projection(h, w), targets, reference=reference)
@@ -129,7 +129,7 @@ def test_equal_distributions_diverge_by_exactly_nothing() -> None:
     assert not w.grad.any()
 
 
-def test_the_reference_gets_no_gradient() -> None:
+def test_output_distribution_the_reference_gets_no_gradient() -> None:
     h, w, targets, _ = inputs(3, 5, 2, torch.float32)
     reference = Projection(*(x.requires_grad_() for x in reference_of(3, 5, 2, torch.float32)[:2]))
     token_statistics(Projection(h, w), targets, reference=reference).full_kl.sum().backward()
@@ -137,7 +137,7 @@ def test_the_reference_gets_no_gradient() -> None:
     assert reference.weight.grad is None
 
 
-def test_huge_logits_stay_finite() -> None:
+def test_output_distribution_huge_logits_stay_finite() -> None:
     h = torch.tensor([[1e4, 0.0], [1e4, 1e4]], requires_grad=True)
     projection = torch.eye(2) * 1e3
     reference = Projection(torch.tensor([[1e4, 0.0], [0.0, 1.0]]), projection)
@@ -148,7 +148,7 @@ def test_huge_logits_stay_finite() -> None:
     assert torch.isfinite(h.grad).all()
 
 
-def test_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_distribution_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
     monkeypatch.setattr(logprobs, "KEEP_BYTES", 2**18)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 2**17)

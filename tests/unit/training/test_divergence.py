@@ -57,7 +57,9 @@ def dense(form: Divergence, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("form", KINDS, ids=lambda f: f"{f.kind}-{f.beta}")
 @pytest.mark.usefixtures("small_chunks")
-def test_values_and_gradients_equal_the_definitions(form: Divergence, temperature: float, dtype, limit) -> None:
+def test_divergence_values_and_gradients_equal_the_definitions(
+    form: Divergence, temperature: float, dtype, limit
+) -> None:
     h, w, targets, weights = inputs(9, 13, 6, dtype)
     teacher = teacher_of(9, 13, 6, dtype)
     found = divergence_from(Projection(h, w), teacher, targets, form, temperature=temperature)
@@ -78,7 +80,7 @@ def test_values_and_gradients_equal_the_definitions(form: Divergence, temperatur
 @KEEPING
 @DTYPES
 @pytest.mark.usefixtures("small_chunks")
-def test_several_tokens_log_probs_and_gradients_equal_those_of_log_softmax(dtype, limit) -> None:
+def test_divergence_several_tokens_log_probs_and_gradients_equal_those_of_log_softmax(dtype, limit) -> None:
     h, w, _, _ = inputs(9, 13, 6, dtype)
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(0, 13, (9, 4), generator=generator)  # some twice
@@ -99,7 +101,7 @@ def test_several_tokens_log_probs_and_gradients_equal_those_of_log_softmax(dtype
 
 
 @pytest.mark.parametrize("form", KINDS, ids=lambda f: f"{f.kind}-{f.beta}")
-def test_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch, form: Divergence) -> None:
+def test_divergence_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch, form: Divergence) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 20)
     monkeypatch.setattr(logprobs, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
@@ -113,7 +115,7 @@ def test_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch, form: Diverge
 
 
 @pytest.mark.parametrize("form", KINDS, ids=lambda f: f"{f.kind}-{f.beta}")
-def test_an_equal_teacher_is_no_distance_away(form: Divergence) -> None:
+def test_divergence_an_equal_teacher_is_no_distance_away(form: Divergence) -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.float32)
     _, found = divergence_from(Projection(h, w), Projection(h.detach().clone(), w.detach().clone()), targets, form)
     found.sum().backward()
@@ -122,13 +124,13 @@ def test_an_equal_teacher_is_no_distance_away(form: Divergence) -> None:
     assert h.grad.abs().max() <= limit
 
 
-def test_log_probs_are_those_without_a_teacher() -> None:
+def test_divergence_log_probs_are_those_without_a_teacher() -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.float32)
     own, _ = divergence_from(Projection(h, w), teacher_of(9, 13, 6, torch.float32), targets, Divergence())
     torch.testing.assert_close(own, token_logprobs(h, w, targets), rtol=2e-6, atol=2e-6)
 
 
-def test_a_teacher_gets_no_gradient() -> None:
+def test_divergence_a_teacher_gets_no_gradient() -> None:
     h, w, targets, _ = inputs(3, 5, 2, torch.float32)
     teacher = Projection(*(x.requires_grad_() for x in teacher_of(3, 5, 2, torch.float32)[:2]))
     divergence_from(Projection(h, w), teacher, targets, Divergence(kind="jsd"))[1].sum().backward()
@@ -137,7 +139,7 @@ def test_a_teacher_gets_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("form", KINDS, ids=lambda f: f"{f.kind}-{f.beta}")
-def test_huge_logits_stay_finite(form: Divergence) -> None:
+def test_divergence_huge_logits_stay_finite(form: Divergence) -> None:
     h = torch.tensor([[1e4, 0.0], [1e4, 1e4]], requires_grad=True)
     projection = torch.eye(2) * 1e3
     teacher = Projection(torch.tensor([[0.0, 1e4], [0.0, 1.0]]), projection)
@@ -148,7 +150,7 @@ def test_huge_logits_stay_finite(form: Divergence) -> None:
     assert torch.isfinite(h.grad).all()
 
 
-def test_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_divergence_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
     monkeypatch.setattr(logprobs, "KEEP_BYTES", 2**18)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 2**17)

@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from roll.training.parallel import tensor
 
 
-def test_a_bias_is_added_once_whatever_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_parallel_bias_a_bias_is_added_once_whatever_the_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
     model: Any = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=32, attention_bias=True, mlp_bias=True))
     layer = model.model.layers[0]

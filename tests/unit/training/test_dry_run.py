@@ -57,7 +57,7 @@ def tried(model: Path, rank: int = 0, **parallel: int) -> DryRun:
     return dry_run(spec_of(model, rank, **parallel), make_batch(0, vocab=256), Needs())
 
 
-def test_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
+def test_dry_run_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
     found = tried(model, tp=2)
     head = HIDDEN // HEADS
     divided = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * head + 3 * HIDDEN * INNER) + 2 * WORDS * HIDDEN
@@ -71,7 +71,9 @@ def test_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("parallel", [{"pp": 2}, {"pp": 2, "vpp": 2}, {"pp": 4}])
-def test_the_fullest_stage_holds_what_is_estimated(tmp_path: Path, parallel: dict[str, int], tied: bool) -> None:
+def test_dry_run_the_fullest_stage_holds_what_is_estimated(
+    tmp_path: Path, parallel: dict[str, int], tied: bool
+) -> None:
     """The first, of a vocabulary that weighs as much as five layers: more layers than the last has, and embeddings."""
     model = write_tiny_model(tmp_path, layers=12, tied=tied)
     spec = dataclasses.replace(make_spec(model, parallel=ParallelConfig(**parallel)), world_size=4, device="cpu")
@@ -89,27 +91,29 @@ def test_the_fullest_stage_holds_what_is_estimated(tmp_path: Path, parallel: dic
     assert max(holds) == holds[0] > 1.1 * sum(holds) / len(holds)
 
 
-def test_adapters_alone_have_moments_and_gradients(model: Path) -> None:
+def test_dry_run_adapters_alone_have_moments_and_gradients(model: Path) -> None:
     spec = dataclasses.replace(make_spec(model, dtype="bfloat16", lora=LoRAConfig(rank=2)), world_size=4, device="cpu")
     found = dry_run(spec, make_batch(0, vocab=256), Needs())
     assert 0 < found.gradients < tried(model).gradients / 4
 
 
-def test_it_gathers_every_layer_twice_and_both_ends_and_the_rest_once_and_sends_their_gradients(model: Path) -> None:
+def test_dry_run_it_gathers_every_layer_twice_and_both_ends_and_the_rest_once_and_sends_their_gradients(
+    model: Path,
+) -> None:
     found = tried(model, tp=2)
     assert found.counts[Traffic("all_gather", "shards", 2)] == 2 * LAYERS + 3
     assert found.counts[Traffic("reduce_scatter", "shards", 2)] == LAYERS + 3
     assert found.counts[Traffic("all_gather", "tp", 2)] == 4 * LAYERS + 2
 
 
-def test_stages_send_what_passes_between_them(model: Path) -> None:
+def test_dry_run_stages_send_what_passes_between_them(model: Path) -> None:
     first, last = (tried(model, rank, pp=2) for rank in (0, 2))
     up, down = Traffic("send", "pp", 2), Traffic("recv", "pp", 2)
     assert first.counts[up] == last.counts[down] == first.counts[down] == last.counts[up] == 1
     assert first.bytes[up] == last.bytes[down]
 
 
-def test_stages_of_two_parts_send_three_times_as_much_as_those_of_one(model: Path) -> None:
+def test_dry_run_stages_of_two_parts_send_three_times_as_much_as_those_of_one(model: Path) -> None:
     """Of four parts, each rank has two, and between them states pass three times, and back."""
     first, last = (tried(model, rank, pp=2, vpp=2) for rank in (0, 2))
     up, down = Traffic("send", "pp", 2), Traffic("recv", "pp", 2)
@@ -118,7 +122,7 @@ def test_stages_of_two_parts_send_three_times_as_much_as_those_of_one(model: Pat
     assert [list(layers) for layers in last.layers] == [[1], [3]]
 
 
-def test_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path) -> None:
+def test_dry_run_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path) -> None:
     """Embeddings once a micro-batch. In the last stage the norm for each part, and the projection once, or again for a
     gradient that another part's pass has come before."""
     for rank, buckets, each_part in ((0, 1, 0.5), (2, 2, 2)):
@@ -137,19 +141,19 @@ def test_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path) -> Non
             assert found[Traffic("reduce_scatter", "shards", 2)] == num * (LAYERS // 2 + buckets)
 
 
-def test_a_model_that_cannot_be_divided_is_refused_without_its_weights(model: Path) -> None:
+def test_dry_run_a_model_that_cannot_be_divided_is_refused_without_its_weights(model: Path) -> None:
     with pytest.raises(ModelError, match=r"does not divide this model's num_key_value_heads 2; it can be 1, 2$"):
         tried(model, tp=4)
     assert not dist.is_initialized()
 
 
-def test_what_comes_after_it_in_the_process_has_numbers(tmp_path: Path, model: Path) -> None:
+def test_dry_run_what_comes_after_it_in_the_process_has_numbers(tmp_path: Path, model: Path) -> None:
     tried(model)
     backend = TorchBackend(make_spec(write_tiny_model(tmp_path / "real")))
     assert math.isfinite(backend.train_step(make_batch(0, vocab=256), PolicyLoss()).loss)
 
 
-def test_a_dry_run_takes_logits_in_whole_chunks_as_on_an_accelerator(
+def test_dry_run_a_dry_run_takes_logits_in_whole_chunks_as_on_an_accelerator(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In blocks for a processor's cache they would be four fifths of the operations of a large vocabulary."""

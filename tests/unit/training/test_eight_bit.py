@@ -42,7 +42,7 @@ def trained(grads: list[torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tens
     return weight, moments
 
 
-def test_the_values_are_those_of_the_paper() -> None:
+def test_adamw_8bit_the_values_are_those_of_the_paper() -> None:
     """Dynamic trees of 8 bits: 0, 1, and in the n-th of 7 decades 2^(n-1) parts, twice as many without signs."""
     signed, unsigned = (eight_bit._values(signed=s) for s in (True, False))
     for values, parts in ((signed, 64), (unsigned, 128)):
@@ -55,7 +55,7 @@ def test_the_values_are_those_of_the_paper() -> None:
     assert torch.equal(signed[:127], -signed[128:255].flip(0))
 
 
-def test_moments_are_rounded_to_the_nearest_value_of_their_block() -> None:
+def test_adamw_8bit_moments_are_rounded_to_the_nearest_value_of_their_block() -> None:
     grads = gradients(1, 3, 300)
     _, moments = trained(grads, torch.zeros(3, 300, dtype=torch.float64))
     first, second = read_moments(moments)
@@ -69,7 +69,7 @@ def test_moments_are_rounded_to_the_nearest_value_of_their_block() -> None:
 
 
 @needs_compiler
-def test_compiled_and_plain_updates_agree() -> None:
+def test_adamw_8bit_compiled_and_plain_updates_agree() -> None:
     grads, weight = gradients(6, 7, 600), torch.randn(7, 600)
     found, moments = trained(grads, weight)
     with mock.patch.object(eight_bit, "native", lambda: None):
@@ -79,7 +79,7 @@ def test_compiled_and_plain_updates_agree() -> None:
         assert float((moments[name].int() - plain[name].int()).abs().float().mean()) < 1e-3
 
 
-def test_a_rank_s_rows_are_updated_as_one_rank_alone_would() -> None:
+def test_adamw_8bit_a_rank_s_rows_are_updated_as_one_rank_alone_would() -> None:
     grads, weight = gradients(4, 9, 300), torch.randn(9, 300)
     whole, moments = trained(grads, weight)
     parts = [trained([g[rows] for g in grads], weight[rows]) for rows in (slice(0, 5), slice(5, 9), slice(9, 9))]
@@ -88,7 +88,7 @@ def test_a_rank_s_rows_are_updated_as_one_rank_alone_would() -> None:
         assert torch.equal(torch.cat([own[name] for _, own in parts]), moment)
 
 
-def test_steps_stay_near_those_of_whole_moments() -> None:
+def test_adamw_8bit_steps_stay_near_those_of_whole_moments() -> None:
     """Between the weights of both lies a small part of the way that they went."""
     grads, weight = gradients(30, 40, 300, decades=1, power=1), torch.randn(40, 300, dtype=torch.float64)
     exact = torch.nn.Parameter(weight.clone())
@@ -101,7 +101,7 @@ def test_steps_stay_near_those_of_whole_moments() -> None:
         assert float((found - exact.detach()).norm() / (exact.detach() - weight).norm()) < 0.1
 
 
-def test_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_adamw_8bit_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     tiny_model = write_tiny_model(tmp_path / "model", hidden=64)
     settings = {"learning_rate": 1e-3, "optimizer": "adamw_8bit"}
     backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **settings))
@@ -131,7 +131,7 @@ def test_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Path) -> None:
         plain.load(tmp_path / "saved")
 
 
-def test_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments_of_8_bits() -> None:
+def test_adamw_8bit_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments_of_8_bits() -> None:
     """The first step of AdamW is the learning rate itself, whatever the gradient."""
     weights = {name: torch.nn.Parameter(torch.zeros(64, 64)) for name in ("plain", "tenfold")}
     masters = MasterWeights(weights, Precision.of("float32"))
@@ -144,11 +144,11 @@ def test_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments_of_8_bits(
         torch.testing.assert_close(weights[name].detach(), torch.full((64, 64), step), rtol=1e-5, atol=0)
 
 
-def test_what_is_small_keeps_whole_moments() -> None:
+def test_adamw_8bit_what_is_small_keeps_whole_moments() -> None:
     assert is_in_8_bits(torch.Size([64, 64])) and is_in_8_bits(torch.Size([4, 32, 64]))
     assert not any(is_in_8_bits(torch.Size(shape)) for shape in ([100_000], [63, 64], [4096, 16]))
 
 
-def test_deepspeed_has_whole_moments_alone() -> None:
+def test_adamw_8bit_deepspeed_has_whole_moments_alone() -> None:
     with pytest.raises(ValueError, match=r"set training\.optimizer to adamw"):
         TrainingConfig(num_steps=1, backend="deepspeed", optimizer="adamw_8bit")

@@ -65,7 +65,9 @@ def moved(spec: Any) -> TorchBackend:
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=lambda s: "-".join(f"{k[:5]}={v}" for k, v in s.items()))
 @pytest.mark.parametrize("loss", [BONUS, PENALTY, BOTH], ids=["entropy", "full_kl", "both"])
-def test_loss_and_gradient_equal_the_dense_ones(tiny_model: Path, loss: PolicyLoss, settings: dict[str, Any]) -> None:
+def test_entropy_and_kl_loss_and_gradient_equal_the_dense_ones(
+    tiny_model: Path, loss: PolicyLoss, settings: dict[str, Any]
+) -> None:
     spec = dataclasses.replace(make_spec(tiny_model, **settings), holds_reference=True)
     backend = moved(spec)
     model = load_causal_lm(tiny_model, torch.float64, attention="sdpa")
@@ -84,7 +86,7 @@ def test_loss_and_gradient_equal_the_dense_ones(tiny_model: Path, loss: PolicyLo
 
 
 @pytest.mark.parametrize("loss", [PENALTY, BOTH], ids=["full_kl", "both"])
-def test_with_adapters_the_reference_is_the_model_below_them(tiny_model: Path, loss: PolicyLoss) -> None:
+def test_entropy_and_kl_with_adapters_the_reference_is_the_model_below_them(tiny_model: Path, loss: PolicyLoss) -> None:
     spec = make_spec(tiny_model, lora=LoRAConfig(rank=4, dropout=0.5), learning_rate=0.05)
     spec = dataclasses.replace(spec, holds_reference=True)
     backend = moved(spec)
@@ -111,7 +113,7 @@ def test_with_adapters_the_reference_is_the_model_below_them(tiny_model: Path, l
     assert relative_error(grads_of(backend), chained) <= 1e-5
 
 
-def test_before_the_first_update_the_divergence_and_its_gradient_are_nothing(tiny_model: Path) -> None:
+def test_entropy_and_kl_before_the_first_update_the_divergence_and_its_gradient_are_nothing(tiny_model: Path) -> None:
     batch = make_batch(**SHAPE)
     spec = make_spec(tiny_model, dtype="bfloat16")
     plain = TorchBackend(spec)
@@ -122,7 +124,9 @@ def test_before_the_first_update_the_divergence_and_its_gradient_are_nothing(tin
     assert relative_error(grads_of(backend), grads_of(plain)) <= 5e-3  # another order of rounding, in bfloat16
 
 
-def test_the_reference_stays_and_is_no_part_of_what_is_trained_saved_or_sent(tiny_model: Path, tmp_path: Path) -> None:
+def test_entropy_and_kl_the_reference_stays_and_is_no_part_of_what_is_trained_saved_or_sent(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     spec = dataclasses.replace(make_spec(tiny_model), holds_reference=True)
     backend = TorchBackend(spec)
     before = {n: p.clone() for n, p in backend.network.reference.named_parameters()}
@@ -143,7 +147,7 @@ def test_the_reference_stays_and_is_no_part_of_what_is_trained_saved_or_sent(tin
     assert results[0].metrics["policy/kl_reference"] > 0
 
 
-def test_a_loss_that_asks_for_nothing_gets_nothing(tiny_model: Path) -> None:
+def test_entropy_and_kl_a_loss_that_asks_for_nothing_gets_nothing(tiny_model: Path) -> None:
     seen: list[LossInputs] = []
 
     def loss(inputs: LossInputs) -> LossOutputs:
@@ -155,6 +159,6 @@ def test_a_loss_that_asks_for_nothing_gets_nothing(tiny_model: Path) -> None:
     assert {(inputs.entropy, inputs.full_kl) for inputs in seen} == {(None, None)}
 
 
-def test_without_a_reference_or_an_adapter_the_divergence_is_refused(tiny_model: Path) -> None:
+def test_entropy_and_kl_without_a_reference_or_an_adapter_the_divergence_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="reference"):
         TorchBackend(make_spec(tiny_model)).train_step(make_batch(**SHAPE), PENALTY)

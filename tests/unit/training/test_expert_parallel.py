@@ -73,14 +73,14 @@ def _directory(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return directory
 
 
-def test_what_several_ranks_say_of_a_token_is_added_up_in_float32() -> None:
+def test_expert_parallel_what_several_ranks_say_of_a_token_is_added_up_in_float32() -> None:
     """In bfloat16, 256 + 1 is 256."""
     parts = [torch.full((1, 2), value, dtype=torch.bfloat16) for value in (256.0, 1.0, 1.0)]
     found = experts._added(2, parts, [torch.tensor([1])] * 3)
     assert found.dtype == torch.float32 and found.tolist() == [[0.0, 0.0], [258.0, 258.0]]
 
 
-def test_adapters_leave_experts_alone_and_are_merged_under_the_checkpoint_s_names(
+def test_expert_parallel_adapters_leave_experts_alone_and_are_merged_under_the_checkpoint_s_names(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     for name in ("qwen3-moe", "deepseek-v3", "phi-moe", "llama4"):  # the last two's routers are linear layers
@@ -96,7 +96,9 @@ def test_adapters_leave_experts_alone_and_are_merged_under_the_checkpoint_s_name
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_divided_experts_have_the_gradients_metrics_and_weights_of_one_rank(directory: Path, name: str) -> None:
+def test_expert_parallel_divided_experts_have_the_gradients_metrics_and_weights_of_one_rank(
+    directory: Path, name: str
+) -> None:
     expected = steps(name, directory / name, {})
     for layout in LAYOUTS[name]:
         compare(directory, name, layout, expected)

@@ -45,23 +45,25 @@ def passes(model: Path, settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_passes_keep_to_their_device(tiny_model: Path, name: str) -> None:
+def test_fake_cuda_passes_keep_to_their_device(tiny_model: Path, name: str) -> None:
     passes(tiny_model, RUNS[name])
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "qwen3-moe", "deepseek-v3"])
-def test_families_keep_to_their_device(tiny_model: Path, tmp_path: Path, family: str) -> None:
+def test_fake_cuda_families_keep_to_their_device(tiny_model: Path, tmp_path: Path, family: str) -> None:
     passes(write_model(tmp_path / "model", tiny_model, FAMILIES[family]), RUNS["bfloat16"])
 
 
-def test_operands_of_two_devices_are_found() -> None:
+def test_fake_cuda_operands_of_two_devices_are_found() -> None:
     with fake_cuda(), pytest.raises(RuntimeError, match=r"two different devices|on the same device"):
         torch.empty(8, device=CUDA) + torch.empty(8)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("inner", "outer"), [(16, 24), (16, 20), (12, 16), (4, 4), (10, 16)])
-def test_experts_use_the_grouped_kernel_where_it_takes_their_shapes(dtype: torch.dtype, inner: int, outer: int) -> None:
+def test_fake_cuda_experts_use_the_grouped_kernel_where_it_takes_their_shapes(
+    dtype: torch.dtype, inner: int, outer: int
+) -> None:
     """The checks of the kernel's meta form say so. They are for bfloat16, and about bytes: rows of as many."""
     weight = torch.empty(2, outer, inner, dtype=dtype, device="meta")
     outer, inner = (width * weight.element_size() // 2 for width in (outer, inner))

@@ -44,7 +44,7 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_divided_or_refused(found: dict[str, Any], name: str, way: str) -> None:
+def test_tensor_parallel_family_a_family_is_divided_or_refused(found: dict[str, Any], name: str, way: str) -> None:
     mine, expected = found[name, way], found[kind(name, way), "alone"]
     if (name, way) in REFUSED:
         assert isinstance(mine, str)

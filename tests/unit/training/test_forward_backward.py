@@ -59,7 +59,7 @@ def test_forward_backward_of_nothing_to_learn_needs_counts(tiny_model: Path) -> 
     assert same(backend, alone)
 
 
-def test_optim_step_needs_a_gradient(tiny_model: Path) -> None:
+def test_forward_backward_optim_step_needs_a_gradient(tiny_model: Path) -> None:
     backend, batch = TorchBackend(make_spec(tiny_model)), make_batch()
     with pytest.raises(ValueError, match="no gradient"):
         backend.optim_step()
@@ -74,7 +74,7 @@ def test_optim_step_needs_a_gradient(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["load", "offload"])
-def test_optim_step_has_no_gradient_of_other_weights_or_one_whose_memory_was_handed_over(
+def test_forward_backward_optim_step_has_no_gradient_of_other_weights_or_one_whose_memory_was_handed_over(
     tiny_model: Path, tmp_path: Path, how: str
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model))
@@ -112,7 +112,7 @@ def test_forward_backward_that_fails_forgets_every_gradient(tiny_model: Path) ->
     assert same(backend, alone)
 
 
-def test_optim_step_params_are_those_of_one_update(tiny_model: Path) -> None:
+def test_forward_backward_optim_step_params_are_those_of_one_update(tiny_model: Path) -> None:
     """AdamW's first two updates, written out, with settings that differ between them."""
     backend = TorchBackend(make_spec(tiny_model, weight_decay=0.1))
     weight = dict(backend.weights())[NAME].double().clone()

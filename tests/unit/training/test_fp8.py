@@ -76,7 +76,7 @@ def computed(recipe: Any, x: Tensor, weight: Tensor, grad: Tensor) -> list[Tenso
 
 @pytest.mark.parametrize("has_rows", [True, False])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_products_are_those_of_rounded_matrices_in_float64(recipe: str, has_rows: bool) -> None:
+def test_fp8_products_are_those_of_rounded_matrices_in_float64(recipe: str, has_rows: bool) -> None:
     """Up to the rounding of the result to bfloat16 and of its sum to float32."""
     x, weight, grad = operands()
     with mock.patch.object(fp8, "_tried", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)):
@@ -88,7 +88,7 @@ def test_products_are_those_of_rounded_matrices_in_float64(recipe: str, has_rows
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_products_are_torchao_s_to_the_bit(recipe: str) -> None:
+def test_fp8_products_are_torchao_s_to_the_bit(recipe: str) -> None:
     linear = pytest.importorskip("torchao.float8.float8_linear")
     config: Any = linear.Float8LinearConfig
     settings = config.from_recipe_name(recipe)
@@ -111,7 +111,7 @@ def layer_in_8_bits(plain: nn.Linear, recipe: Any = "rowwise") -> nn.Linear:
     return plain
 
 
-def test_a_layer_has_its_bias_and_takes_what_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_fp8_a_layer_has_its_bias_and_takes_what_comes(caplog: pytest.LogCaptureFixture) -> None:
     layer = layer_in_8_bits(nn.Linear(32, 16, dtype=torch.bfloat16))
     x = torch.randn(2, 5, 32, dtype=torch.bfloat16, requires_grad=True)
     weight = layer.weight.detach()
@@ -122,7 +122,7 @@ def test_a_layer_has_its_bias_and_takes_what_comes(caplog: pytest.LogCaptureFixt
     assert torch.equal(wide(x.float()), functional.linear(x.float(), layer.weight, layer.bias))
 
 
-def test_a_frozen_weight_gets_no_gradient_and_its_input_is_not_kept() -> None:
+def test_fp8_a_frozen_weight_gets_no_gradient_and_its_input_is_not_kept() -> None:
     layer = layer_in_8_bits(nn.Linear(32, 16, bias=False, dtype=torch.bfloat16).requires_grad_(False))
     x = torch.randn(4, 32, dtype=torch.bfloat16, requires_grad=True)
     kept: list[torch.Size] = []
@@ -133,7 +133,7 @@ def test_a_frozen_weight_gets_no_gradient_and_its_input_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_so(value: float) -> None:
+def test_fp8_what_is_not_finite_stays_so(value: float) -> None:
     x, weight, _ = operands()
     clean = fp8._Linear.apply(x, weight, "rowwise")
     x[5, 2] = value
@@ -144,7 +144,7 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_in_a_weight_is_seen_by_all_that_share_its_scale(recipe: str, value: float) -> None:
+def test_fp8_what_is_not_finite_in_a_weight_is_seen_by_all_that_share_its_scale(recipe: str, value: float) -> None:
     """Of a whole matrix in one recipe, of an input's column in the other; never a gradient of 0 for some of them."""
     x, weight, grad = operands()
     weight[4, 7] = value
@@ -156,7 +156,7 @@ def test_what_is_not_finite_in_a_weight_is_seen_by_all_that_share_its_scale(reci
     )
 
 
-def test_scales_are_torchao_s_down_to_its_smallest_and_no_further() -> None:
+def test_fp8_scales_are_torchao_s_down_to_its_smallest_and_no_further() -> None:
     """Gradients are small: at 1e-10 they have all digits; from 1e-12 on, rows share one scale, and 0 has no other."""
     largest = torch.tensor([448.0, 1e-4, 1e-10, 1.01e-12, 1e-13, 1e-30, 0.0]).to(torch.bfloat16)
     expected = 2.0 ** -torch.floor(torch.log2(448.0 / largest.double().clamp(min=1e-12)))
@@ -167,7 +167,7 @@ def test_scales_are_torchao_s_down_to_its_smallest_and_no_further() -> None:
 
 @pytest.mark.parametrize("has_rows", [True, False])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_rows: bool) -> None:
+def test_fp8_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_rows: bool) -> None:
     calls: list[bool] = []
     plain = functional.scaled_mm
 
@@ -184,7 +184,7 @@ def test_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_rows: b
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_token_s_logprob_is_the_same_whichever_texts_share_its_row(tiny_model: Path, recipe: str) -> None:
+def test_fp8_a_token_s_logprob_is_the_same_whichever_texts_share_its_row(tiny_model: Path, recipe: str) -> None:
     batch = make_batch()
     others = ({"max_tokens_per_micro_batch": 45}, {"share_prefix": False}, {"mlp_slice_tokens": 7})
     expected = logprobs_of(TorchBackend(make_spec(tiny_model, dtype="bfloat16", fp8=recipe)), batch)
@@ -196,7 +196,7 @@ def test_a_token_s_logprob_is_the_same_whichever_texts_share_its_row(tiny_model:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_gradients_are_as_far_off_as_their_numbers_have_fewer_digits(tmp_path: Path, recipe: str) -> None:
+def test_fp8_gradients_are_as_far_off_as_their_numbers_have_fewer_digits(tmp_path: Path, recipe: str) -> None:
     """4 binary digits where bfloat16 has 8: up to 16 times as far from float32."""
     model, batch = write_tiny_model(tmp_path, hidden=128), make_batch()
     exact, plain, own = (
@@ -210,7 +210,7 @@ def test_gradients_are_as_far_off_as_their_numbers_have_fewer_digits(tmp_path: P
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_layers_that_run_again_give_the_same_bits(tiny_model: Path, recipe: str) -> None:
+def test_fp8_layers_that_run_again_give_the_same_bits(tiny_model: Path, recipe: str) -> None:
     settings = {"dtype": "bfloat16", "fp8": recipe}
     kept, again = (
         TorchBackend(make_spec(tiny_model, **settings, activation_checkpointing=again)) for again in (False, True)
@@ -222,7 +222,7 @@ def test_layers_that_run_again_give_the_same_bits(tiny_model: Path, recipe: str)
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=16)])
-def test_a_reference_of_the_same_weights_is_at_distance_0(tiny_model: Path, lora: LoRAConfig | None) -> None:
+def test_fp8_a_reference_of_the_same_weights_is_at_distance_0(tiny_model: Path, lora: LoRAConfig | None) -> None:
     spec, batch = make_spec(tiny_model, dtype="bfloat16", lora=lora, fp8="rowwise"), make_batch()
     policy = TorchBackend(spec)
     reference = TorchBackend(TrainerSpec.frozen(tiny_model, spec.model, spec.training, 0))
@@ -232,7 +232,7 @@ def test_a_reference_of_the_same_weights_is_at_distance_0(tiny_model: Path, lora
         assert all(np.array_equal(a, b) for a, b in zip(own, asked, strict=True))
 
 
-def test_a_teacher_is_computed_in_its_own_format(tiny_model: Path) -> None:
+def test_fp8_a_teacher_is_computed_in_its_own_format(tiny_model: Path) -> None:
     spec, batch = make_spec(tiny_model, dtype="bfloat16", fp8="rowwise"), make_batch()
     teacher = TorchBackend(TrainerSpec.teacher(tiny_model, spec.model, spec.training, 0))
     plain = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
@@ -240,7 +240,7 @@ def test_a_teacher_is_computed_in_its_own_format(tiny_model: Path) -> None:
     assert all(np.array_equal(a, b) for a, b in pairs)
 
 
-def test_weights_that_leave_and_stay_are_those_of_a_run_without_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_fp8_weights_that_leave_and_stay_are_those_of_a_run_without_it(tiny_model: Path, tmp_path: Path) -> None:
     plain, own = (TorchBackend(make_spec(tiny_model, dtype="bfloat16", **s)) for s in ({}, {"fp8": "rowwise"}))
     sent, expected = dict(own.weights()), dict(plain.weights())
     assert sent.keys() == expected.keys() and all(torch.equal(sent[name], expected[name]) for name in expected)
@@ -252,7 +252,7 @@ def test_weights_that_leave_and_stay_are_those_of_a_run_without_it(tiny_model: P
     assert all(torch.equal(after[name], expected[name]) for name in expected)
 
 
-def test_only_linear_layers_of_the_decoder_that_choose_nothing_are_taken(tiny_model: Path, tmp_path: Path) -> None:
+def test_fp8_only_linear_layers_of_the_decoder_that_choose_nothing_are_taken(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["deepseek-v3"])
     model: Any = load_causal_lm(path, torch.bfloat16)
     model.model.layers[1].mlp.router = nn.Linear(32, 32)  # of some families it is a linear layer like any other
@@ -267,7 +267,7 @@ def test_only_linear_layers_of_the_decoder_that_choose_nothing_are_taken(tiny_mo
     }
 
 
-def test_layers_of_other_sizes_stay_and_are_counted(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fp8_layers_of_other_sizes_stay_and_are_counted(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     model: Any = load_causal_lm(tiny_model, torch.bfloat16)  # keys and values are 16 wide, all others 32 or 64
     with caplog.at_level(logging.WARNING):
         assert fp8.use_fp8(model, "rowwise", tp=2) == 2 * 5
@@ -277,7 +277,7 @@ def test_layers_of_other_sizes_stay_and_are_counted(tiny_model: Path, caplog: py
         fp8.use_fp8(model, "rowwise", tp=4)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_fp8_what_cannot_be_is_refused() -> None:
     for changes, said in (
         (["model.dtype=float32"], r"model.dtype is 'float32': set the one to none"),
         (["training.backend=deepspeed"], "the back-end deepspeed does not read this"),
@@ -288,7 +288,7 @@ def test_what_cannot_be_is_refused() -> None:
             load_config(QUICKSTART, ["training.fp8=rowwise", *changes])
 
 
-def test_a_device_without_such_products_says_what_to_do(
+def test_fp8_a_device_without_such_products_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for cached in (fp8._tried, fp8._say_that_it_is_slow):
@@ -318,7 +318,7 @@ def test_a_device_without_such_products_says_what_to_do(
     assert "slower" in caplog.text
 
 
-def test_memory_is_what_it_is_without(tmp_path: Path) -> None:
+def test_fp8_memory_is_what_it_is_without(tmp_path: Path) -> None:
     """Copies in 8 bits live as long as a product: by a dry run, which needs no device."""
     model = write_tiny_model(tmp_path, hidden=256, layers=4)
     batch = make_batch(groups=2, prompt=(100, 101), response=(200, 201))
@@ -331,7 +331,7 @@ def test_memory_is_what_it_is_without(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_large_layer_is_faster_than_in_bfloat16(recipe: Any) -> None:
+def test_fp8_a_large_layer_is_faster_than_in_bfloat16(recipe: Any) -> None:
     fp8.check_products(torch.device("cuda"))
     plain, own = (nn.Linear(4096, 14336, bias=False, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     layer_in_8_bits(own, recipe)
@@ -351,7 +351,7 @@ def test_a_large_layer_is_faster_than_in_bfloat16(recipe: Any) -> None:
     assert taken[1] < taken[0]
 
 
-def test_a_rank_s_part_of_a_row_is_rounded_as_in_the_whole_row() -> None:
+def test_fp8_a_rank_s_part_of_a_row_is_rounded_as_in_the_whole_row() -> None:
     """Its scale may be another; both are powers of two, and nothing here is 2^14 times smaller than the largest."""
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     x = torch.where(x.abs() < 2.0**-6, 0.5, x)
@@ -365,7 +365,7 @@ def test_a_rank_s_part_of_a_row_is_rounded_as_in_the_whole_row() -> None:
 
 
 @pytest.mark.slow
-def test_thirty_steps_learn_what_they_learn_in_bfloat16(tmp_path: Path) -> None:
+def test_fp8_thirty_steps_learn_what_they_learn_in_bfloat16(tmp_path: Path) -> None:
     """Next tokens of a fixed text: the loss falls to a tenth, and both losses are near to each other on the way."""
     model = write_tiny_model(tmp_path, hidden=128)
     batch = make_batch(group_size=1, groups=8, prompt=(2, 3), response=(12, 14))

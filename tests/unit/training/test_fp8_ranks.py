@@ -20,7 +20,7 @@ def apart(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
     return float(np.abs(np.concatenate(found) - np.concatenate(expected)).mean())
 
 
-def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
+def test_fp8_ranks_two_ranks_do_what_one_does(tmp_path: Path) -> None:
     """What ranks add up is rounded to bfloat16 in another order, and a number between two of 8 bits may then fall to
     the other side. Measured: a tenth of the gradient, and 0.4 of what 8 bits change of log-probs."""
     model = write_tiny_model(tmp_path / "model", hidden=128)

@@ -67,7 +67,7 @@ def errors(found: list[Tensor], exact: list[Tensor]) -> list[float]:
 @needs_compiler
 @pytest.mark.parametrize(("make", "exact"), [(norm, exact_norm), (gate, exact_gate)])
 @pytest.mark.parametrize("size", [0.05, 4.0])
-def test_a_fused_module_is_as_near_the_truth_as_the_module_itself(make, exact, size: float) -> None:
+def test_fused_logprobs_a_fused_module_is_as_near_the_truth_as_the_module_itself(make, exact, size: float) -> None:
     generator = torch.Generator().manual_seed(0)
     x = (size * torch.randn(2, 37, WIDTH, generator=generator)).to(torch.bfloat16)
     grad = torch.randn(2, 37, WIDTH, generator=generator).to(torch.bfloat16)
@@ -83,7 +83,7 @@ def test_a_fused_module_is_as_near_the_truth_as_the_module_itself(make, exact, s
 
 
 @needs_compiler
-def test_what_computes_something_else_is_left_alone() -> None:
+def test_fused_logprobs_what_computes_something_else_is_left_alone() -> None:
     gemma = GemmaRMSNorm(WIDTH).to(torch.bfloat16)
     gemma.variance_epsilon = gemma.eps  # would be taken for a Llama norm by its looks
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_what_computes_something_else_is_left_alone() -> None:
 @needs_compiler
 @pytest.mark.parametrize("make", [norm, gate])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_so(make, value: float) -> None:
+def test_fused_logprobs_what_is_not_finite_stays_so(make, value: float) -> None:
     module = make()
     assert fuse(module) == 1
     x = torch.ones(2, WIDTH, dtype=torch.bfloat16)
@@ -110,7 +110,7 @@ def test_what_is_not_finite_stays_so(make, value: float) -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("chunk_elements", [2**25, 25 * 60])
 @pytest.mark.parametrize("keep_bytes", [0, 10**9])
-def test_the_softmax_is_as_near_the_truth_as_that_of_torch(
+def test_fused_logprobs_the_softmax_is_as_near_the_truth_as_that_of_torch(
     monkeypatch: pytest.MonkeyPatch, temperature: float, chunk_elements: int, keep_bytes: int
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk_elements)
@@ -137,14 +137,14 @@ def test_the_softmax_is_as_near_the_truth_as_that_of_torch(
         assert mine < 0.01
 
 
-def test_without_a_compiler_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_logprobs_without_a_compiler_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.native.__wrapped__() is None
     monkeypatch.setattr("roll.training.network.fused.native", lambda: None)
     assert fuse(norm()) == 0
 
 
-def test_a_compiler_that_fails_is_reported_and_done_without(
+def test_fused_logprobs_a_compiler_that_fails_is_reported_and_done_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = tmp_path / "cc"
@@ -159,7 +159,7 @@ def test_a_compiler_that_fails_is_reported_and_done_without(
 
 
 @needs_compiler
-def test_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_fused_logprobs_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROLL_CACHE", str(tmp_path))
     assert native.native.__wrapped__() is not None
     monkeypatch.setattr(native.subprocess, "run", lambda *a, **k: pytest.fail("it was built again"))

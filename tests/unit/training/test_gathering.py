@@ -29,24 +29,24 @@ def _found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(directory / f"found-{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 
-def test_every_rank_has_the_parts_of_all(found: list[dict[str, Any]]) -> None:
+def test_weight_gather_every_rank_has_the_parts_of_all(found: list[dict[str, Any]]) -> None:
     expected = torch.cat([part_of(rank) for rank in range(RANKS)])
     for own in found:
         assert torch.equal(own["gathered"], expected)
         assert torch.equal(own["in place"], expected)
 
 
-def test_every_rank_has_its_part_of_the_sum(found: list[dict[str, Any]]) -> None:
+def test_weight_gather_every_rank_has_its_part_of_the_sum(found: list[dict[str, Any]]) -> None:
     expected = torch.stack([share_of(rank) for rank in range(RANKS)]).sum(0)
     assert torch.equal(torch.cat([own["total"] for own in found]), expected)
 
 
-def test_the_first_rank_has_rows_that_do_not_divide_evenly(found: list[dict[str, Any]]) -> None:
+def test_weight_gather_the_first_rank_has_rows_that_do_not_divide_evenly(found: list[dict[str, Any]]) -> None:
     assert torch.equal(found[0]["by first"], torch.arange(8.0).view(4, 2))
     assert not any(own["by first"].numel() for own in found[1:])
 
 
-def test_a_step_holds_one_bucket_beside_its_share(found: list[dict[str, Any]]) -> None:
+def test_weight_gather_a_step_holds_one_bucket_beside_its_share(found: list[dict[str, Any]]) -> None:
     """At the end, the gradient of the embeddings and the buffer in which it is added up; that of the projection, a
     layer's, and all gathered weights are gone by then."""
     activations = 2 * LAYER
@@ -55,6 +55,6 @@ def test_a_step_holds_one_bucket_beside_its_share(found: list[dict[str, Any]]) -
         assert held["peak"] - held["after"] <= 2 * ENDS + activations
 
 
-def test_a_weight_is_whole_on_the_first_rank_alone(found: list[dict[str, Any]]) -> None:
+def test_weight_gather_a_weight_is_whole_on_the_first_rank_alone(found: list[dict[str, Any]]) -> None:
     assert ENDS <= found[0]["held"]["sync"] <= ENDS + LAYER
     assert all(own["held"]["sync"] < LAYER for own in found[1:])

@@ -23,7 +23,7 @@ def inputs(m: int, vocab: int, hidden: int, dtype: torch.dtype) -> tuple[torch.T
 @pytest.mark.parametrize("keep_bytes", [0, 10**9])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_values_and_gradients_equal_those_of_log_softmax(
+def test_logprobs_values_and_gradients_equal_those_of_log_softmax(
     monkeypatch: pytest.MonkeyPatch, chunk_elements, keep_bytes, temperature, dtype, limit
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
@@ -40,14 +40,14 @@ def test_values_and_gradients_equal_those_of_log_softmax(
     torch.testing.assert_close(w.grad.double(), w64.grad, rtol=10 * limit, atol=10 * limit)
 
 
-def test_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 20)
     monkeypatch.setattr(module, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
     assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, temperature=1.3), (h, w))
 
 
-def test_huge_logits_stay_finite() -> None:
+def test_logprobs_huge_logits_stay_finite() -> None:
     h = torch.full((2, 4), 1e4, requires_grad=True)
     found = token_logprobs(h, torch.eye(4) * 1e3, torch.tensor([0, 1]))
     found.sum().backward()
@@ -55,7 +55,7 @@ def test_huge_logits_stay_finite() -> None:
     assert torch.isfinite(h.grad).all()
 
 
-def test_only_hidden_states_get_a_gradient_where_the_projection_is_frozen() -> None:
+def test_logprobs_only_hidden_states_get_a_gradient_where_the_projection_is_frozen() -> None:
     h, w, targets, _ = inputs(3, 5, 2, torch.float32)
     token_logprobs(h, w.detach(), targets).sum().backward()
     assert h.grad is not None
@@ -88,7 +88,7 @@ def peak_bytes_of(run: Callable[[], None]) -> int:
     return largest
 
 
-def test_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logprobs_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
     monkeypatch.setattr(module, "KEEP_BYTES", 2**18)
     monkeypatch.setattr(module, "CPU_BLOCK_ELEMENTS", 2**17)

@@ -44,7 +44,9 @@ def built(model: Path, *, role: str = "policy", **settings: Any) -> MegatronBack
 
 
 @pytest.mark.parametrize("family", REBUILT)
-def test_families_learn_what_they_do_under_torch(on_cpu: None, family: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_megatron_families_learn_what_they_do_under_torch(
+    on_cpu: None, family: str, tiny_model: Path, tmp_path: Path
+) -> None:
     """Rotary positions that are scaled, sliding windows, biases, norms of queries and keys, tied embeddings or not."""
     model = write_model(tmp_path / "model", tiny_model, FAMILIES[family])
     mine, other = built(model, **SETTINGS), TorchBackend(make_spec(model, **SETTINGS))
@@ -58,12 +60,14 @@ def test_families_learn_what_they_do_under_torch(on_cpu: None, family: str, tiny
     [(2, {"tp": 2}), (2, {"pp": 2}), (4, {"tp": 2, "pp": 2}), (4, {"pp": 2}), (4, {"tp": 2})],
     ids=["tp", "pp", "tp x pp", "data x pp", "data x tp"],
 )
-def test_families_divided_over_ranks(num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path) -> None:
+def test_megatron_families_divided_over_ranks(
+    num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path
+) -> None:
     models = [write_model(tmp_path / family, tiny_model, FAMILIES[family]) for family in REBUILT]
     run_ranks(divided, (tmp_path, models, sizes, num_ranks), num_ranks)
 
 
-def test_bfloat16_gradients_move_float32_masters(on_cpu: None, tiny_model: Path) -> None:
+def test_megatron_bfloat16_gradients_move_float32_masters(on_cpu: None, tiny_model: Path) -> None:
     mine = built(tiny_model, dtype="bfloat16", **SETTINGS)
     other = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **SETTINGS))
     names = mine.spread.names
@@ -79,7 +83,7 @@ def test_bfloat16_gradients_move_float32_masters(on_cpu: None, tiny_model: Path)
         assert torch.equal(tensor, masters[name].bfloat16()), name
 
 
-def test_what_it_does_not_do_is_said_before_anything_is_loaded(
+def test_megatron_what_it_does_not_do_is_said_before_anything_is_loaded(
     on_cpu: None, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelError, match=r"trains all weights: leave model\.lora out"):
@@ -95,13 +99,13 @@ def test_what_it_does_not_do_is_said_before_anything_is_loaded(
         built(tiny_model, parallel=ParallelConfig(tp=2))
 
 
-def test_a_cpu_is_refused(tiny_model: Path) -> None:
+def test_megatron_a_cpu_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="computes on CUDA devices alone, and this trainer is on 'cpu'"):
         MegatronBackend(dataclasses.replace(make_spec(tiny_model, backend="megatron"), device="cpu"))
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_step_on_a_gpu_is_that_of_torch(tiny_model: Path) -> None:
+def test_megatron_a_step_on_a_gpu_is_that_of_torch(tiny_model: Path) -> None:
     mine, other = built(tiny_model, **SETTINGS), TorchBackend(make_spec(tiny_model, **SETTINGS))
     assert steps_differ(mine, other) <= 1e-3

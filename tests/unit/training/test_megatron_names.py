@@ -23,7 +23,7 @@ def rank(number: int, size: int) -> Any:
     return SimpleNamespace(rank=lambda: number, size=lambda: size)
 
 
-def test_queries_keys_and_values_stand_together_by_key_value_head() -> None:
+def test_megatron_names_queries_keys_and_values_stand_together_by_key_value_head() -> None:
     heads = {"q": QUERIES, "k": KEYS, "v": KEYS}
     weights = {
         f"{LAYER}self_attn.{part}_proj.bias": torch.arange(count * WIDTH) + 100 * number
@@ -46,7 +46,7 @@ def test_queries_keys_and_values_stand_together_by_key_value_head() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_every_weight_of_a_layer_comes_back(size: int) -> None:
+def test_megatron_names_every_weight_of_a_layer_comes_back(size: int) -> None:
     shapes = {
         "self_attn.q_proj.weight": (QUERIES * WIDTH, HIDDEN),
         "self_attn.k_proj.weight": (KEYS * WIDTH, HIDDEN),
@@ -81,7 +81,7 @@ def test_every_weight_of_a_layer_comes_back(size: int) -> None:
         assert torch.equal(whole, weights[name]), name
 
 
-def test_what_has_no_place_is_refused_by_name() -> None:
+def test_megatron_names_what_has_no_place_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"knows the families llama, .*this model is 'gemma3': take"):
         find_places([], SimpleNamespace(model_type="gemma3"))
     with pytest.raises(ModelError, match=r"no place for 1 weights of this qwen2, first '.*self_attn.sinks'"):

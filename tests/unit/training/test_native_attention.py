@@ -111,7 +111,7 @@ def errors(layout: PackedLayout, tensors: list[Tensor], scale: float, way: Rotat
 @pytest.mark.parametrize(
     ("heads", "groups", "d", "w", "turned"), [(9, 3, 64, 64, 64), (4, 4, 80, 48, 0), (2, 1, 24, 40, 16)]
 )
-def test_attention_and_its_gradients_are_those_of_float64(
+def test_native_attention_and_its_gradients_are_those_of_float64(
     monkeypatch: pytest.MonkeyPatch, kind: int, heads: int, groups: int, d: int, w: int, turned: int
 ) -> None:
     monkeypatch.setattr(native_attention, "_kind", lambda: kind)
@@ -126,19 +126,19 @@ def test_attention_and_its_gradients_are_those_of_float64(
     ),
     scale=st.sampled_from([0.02, 0.2, 0.5]),
 )
-def test_any_trees(trees: list[list[tuple[int, int]]], scale: float) -> None:
+def test_native_attention_any_trees(trees: list[list[tuple[int, int]]], scale: float) -> None:
     layout = row_of(*(tuple((min(p, i - 1), n) for i, (p, n) in enumerate(tree)) for tree in trees))
     assert max(errors(layout, given_tensors(layout, 4, 2, 16, 16), scale)) < 4 * ERROR
 
 
-def test_large_scores_are_no_overflow() -> None:
+def test_native_attention_large_scores_are_no_overflow() -> None:
     layout = row_of(FORK)
     q, k, v, grad = given_tensors(layout, 2, 2, 32, 32)
     found = results(layout, [(q * 200).detach().requires_grad_(), (k * 200).detach().requires_grad_(), v, grad], 1.0)
     assert all(torch.isfinite(x).all() for x in found)
 
 
-def test_the_same_bits_whatever_the_number_of_threads() -> None:
+def test_native_attention_the_same_bits_whatever_the_number_of_threads() -> None:
     layout = row_of(FORK, ((-1, 90), (0, 20)), ((-1, 12),))
     tensors, before = given_tensors(layout, 4, 2, 32, 32), torch.get_num_threads()
     try:
@@ -150,7 +150,7 @@ def test_the_same_bits_whatever_the_number_of_threads() -> None:
         torch.set_num_threads(before)
 
 
-def test_what_a_token_does_not_see_changes_no_bit() -> None:
+def test_native_attention_what_a_token_does_not_see_changes_no_bit() -> None:
     layout = row_of(FORK, ((-1, 40),))
     tensors = given_tensors(layout, 4, 2, 32, 32)
     before = results(layout, tensors, 0.2)[0]
@@ -164,7 +164,7 @@ def test_what_a_token_does_not_see_changes_no_bit() -> None:
     assert not torch.equal(before[~others], after[~others])
 
 
-def test_ancestors_that_lie_side_by_side_are_one_range() -> None:
+def test_native_attention_ancestors_that_lie_side_by_side_are_one_range() -> None:
     trees, segments, ranges = places_of(row_of(((-1, 3),), ((-1, 5), (0, 2), (1, 4), (0, 6), (3, 1))))
     assert trees.tolist() == [[3, 18, 0, 5], [0, 3, 5, 1]]  # the larger first
     assert segments.tolist() == [[0, 5, 0, 0], [5, 2, 0, 1], [7, 4, 1, 1], [11, 6, 2, 1], [17, 1, 3, 2], [0, 3, 5, 0]]
@@ -181,7 +181,7 @@ def module_of(kind: type, config: type) -> nn.Module:
 
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
-def test_layers_that_are_more_than_plain_attention_are_computed_otherwise() -> None:
+def test_native_attention_layers_that_are_more_than_plain_attention_are_computed_otherwise() -> None:
     """A window, a chunk, a cap, sinks and the like; a limit that no text comes to is none."""
     plan = AttentionPlan(row_of(FORK), torch.device("cpu"), torch.bfloat16)
     assert plan.longest == 103
@@ -195,7 +195,7 @@ def test_layers_that_are_more_than_plain_attention_are_computed_otherwise() -> N
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
 @pytest.mark.parametrize("width", [64, 16])
-def test_what_an_observer_is_shown_is_what_attention_reads(width: int) -> None:
+def test_native_attention_what_an_observer_is_shown_is_what_attention_reads(width: int) -> None:
     layout = row_of(FORK)
     q, k, v, _ = given_tensors(layout, 6, 2, 64, 48)
     way = rotation_of(layout, width)
@@ -218,7 +218,7 @@ class Second:
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
 @pytest.mark.parametrize(("kind", "config"), [(LlamaAttention, LlamaConfig), (Qwen3Attention, Qwen3Config)])
-def test_a_fused_module_gives_what_the_module_gives(kind: type, config: type) -> None:
+def test_native_attention_a_fused_module_gives_what_the_module_gives(kind: type, config: type) -> None:
     layout = row_of(FORK)
     plan = AttentionPlan(layout, torch.device("cpu"), torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
@@ -246,7 +246,7 @@ def test_a_fused_module_gives_what_the_module_gives(kind: type, config: type) ->
 
 
 @pytest.mark.parametrize(("kind", "config"), [(GlmAttention, GlmConfig), (Olmo2Attention, Olmo2Config)])
-def test_other_rotations_and_norms_are_left_alone(kind: type, config: type) -> None:
+def test_native_attention_other_rotations_and_norms_are_left_alone(kind: type, config: type) -> None:
     module = module_of(kind, config)
     before = module.forward
     fuse(module)

@@ -34,7 +34,7 @@ def linear(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> nn.Li
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(96, 64), (7, 30)])
-def test_every_weight_becomes_the_nearest_of_its_block_s_values(rows: int, columns: int) -> None:
+def test_nf4_every_weight_becomes_the_nearest_of_its_block_s_values(rows: int, columns: int) -> None:
     plain = linear(rows, columns)
     found = Nf4Linear(plain)
     flat, read = plain.weight.detach().flatten(), found.read().flatten()
@@ -48,7 +48,7 @@ def test_every_weight_becomes_the_nearest_of_its_block_s_values(rows: int, colum
     assert found.weight.shape == (rows, columns) and not found.weight.requires_grad
 
 
-def test_scales_of_one_size_lose_nothing_by_having_8_bits() -> None:
+def test_nf4_scales_of_one_size_lose_nothing_by_having_8_bits() -> None:
     """What has 8 bits is how far they are from their mean: here less than a hundredth of them."""
     plain = linear(64, 64)
     blocks = plain.weight.data.view(-1, 64)
@@ -57,7 +57,7 @@ def test_scales_of_one_size_lose_nothing_by_having_8_bits() -> None:
     torch.testing.assert_close(read, torch.linspace(0.995, 1.005, 64), rtol=1e-4, atol=0)
 
 
-def test_small_weights_keep_as_much_as_large_ones_and_zeros_stay_zeros() -> None:
+def test_nf4_small_weights_keep_as_much_as_large_ones_and_zeros_stay_zeros() -> None:
     plain, small = linear(96, 64), linear(96, 64)
     small.weight.data.mul_(2.0**-30)
     assert torch.equal(Nf4Linear(small).codes, Nf4Linear(plain).codes)
@@ -67,7 +67,7 @@ def test_small_weights_keep_as_much_as_large_ones_and_zeros_stay_zeros() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtype) -> None:
+def test_nf4_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtype) -> None:
     layer = Nf4Linear(linear(33, 70, dtype))
     x = torch.randn(2, 5, 70).to(dtype).requires_grad_()
     other = x.detach().clone().requires_grad_()
@@ -80,7 +80,7 @@ def test_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtype) -
         assert torch.equal(layer(x), result)
 
 
-def test_a_trainer_is_one_of_the_weights_that_are_read_back(tiny_model: Path, tmp_path: Path) -> None:
+def test_nf4_a_trainer_is_one_of_the_weights_that_are_read_back(tiny_model: Path, tmp_path: Path) -> None:
     """Its gradients, its reference, what engines get, and what it exports are those of a model with such weights."""
     backend = TorchBackend(make_spec(tiny_model, lora=QLORA), precision=DOUBLE)
     layers, batch = quantized(backend.model), branching_batch()
@@ -104,7 +104,7 @@ def test_a_trainer_is_one_of_the_weights_that_are_read_back(tiny_model: Path, tm
     assert all(torch.equal(exported[name], sent[name]) for name in sent)
 
 
-def test_states_hold_adapters_alone_and_resume_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
+def test_nf4_states_hold_adapters_alone_and_resume_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
     spec = make_spec(tiny_model, dtype="bfloat16", lora=QLORA, activation_checkpointing=True)
     backend, again = TorchBackend(spec), TorchBackend(spec)
     assert all("lora_" in name for name in backend.masters.parameters)
@@ -117,7 +117,7 @@ def test_states_hold_adapters_alone_and_resume_bit_for_bit(tiny_model: Path, tmp
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_what_cannot_be_is_refused(tiny_model: Path) -> None:
+def test_nf4_what_cannot_be_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match=r"no adapter of .* sits on a linear layer"):
         nf4.quantize_base(nn.Sequential(nn.Linear(2, 2)))
     for change in ("training.backend=deepspeed", "training.parallel.tp=3"):

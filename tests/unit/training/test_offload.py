@@ -26,7 +26,7 @@ from roll.types import Needs
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_three_steps_are_the_same_to_the_bit(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_offload_three_steps_are_the_same_to_the_bit(tiny_model: Path, tmp_path: Path, name: str) -> None:
     with apart() as left:
         plain = build(tiny_model, RUNS[name])
         expected = three_steps(plain)
@@ -39,19 +39,19 @@ def test_three_steps_are_the_same_to_the_bit(tiny_model: Path, tmp_path: Path, n
         check_checkpoints(tmp_path, plain, backend)
 
 
-def test_a_mixture_takes_the_same_steps(tiny_model: Path, tmp_path: Path) -> None:
+def test_offload_a_mixture_takes_the_same_steps(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     with apart():
         steps = [three_steps(build(path, offload)) for offload in ({}, OFFLOAD["both"])]
     assert not differing(steps[1], steps[0])
 
 
-def test_nothing_is_copied_where_device_and_host_are_one(tiny_model: Path) -> None:
+def test_offload_nothing_is_copied_where_device_and_host_are_one(tiny_model: Path) -> None:
     expected = three_steps(build(tiny_model, {}))
     assert not differing(three_steps(build(tiny_model, OFFLOAD["both"])), expected)
 
 
-def test_a_storage_travels_once_for_all_its_views() -> None:
+def test_offload_a_storage_travels_once_for_all_its_views() -> None:
     weight = torch.nn.Linear(4, 4, bias=False)
     x = torch.randn(6, 4, requires_grad=True)
     with apart() as left:
@@ -69,7 +69,7 @@ def test_a_storage_travels_once_for_all_its_views() -> None:
     assert torch.equal(grad, x.grad)
 
 
-def test_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
+def test_offload_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
     with apart():
         saved, x = SavedTensors(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
         first, last = saved._pack(x), saved._pack(x[2:])
@@ -79,7 +79,7 @@ def test_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
         assert first.storage.here is None
 
 
-def test_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
+def test_offload_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
     x = torch.ones(4, requires_grad=True)
     with apart() as left:
         with SavedTensors(torch.nn.Identity(), torch.device("cpu")).kept_away():
@@ -94,7 +94,7 @@ def test_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
 
 @pytest.mark.parametrize("backend", ["deepspeed", "megatron"])
 @pytest.mark.parametrize("field", ["offload_optimizer", "offload_activations"])
-def test_another_back_end_refuses_it(backend: str, field: str) -> None:
+def test_offload_another_back_end_refuses_it(backend: str, field: str) -> None:
     settings: dict[str, Any] = {"num_steps": 1, "backend": backend, field: True}
     with pytest.raises((ConfigError, ValueError), match=f"the back-end {backend} does not read this"):
         TrainingConfig(**settings)
@@ -125,7 +125,7 @@ ESTIMATED: list[Any] = [
 
 
 @pytest.mark.parametrize(("ranks", "settings"), ESTIMATED)
-def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: dict[str, Any]) -> None:
+def test_offload_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: dict[str, Any]) -> None:
     """Within 10 %, by a dry run in which what is offloaded has a memory of its own."""
     config = LlamaConfig(
         vocab_size=WORDS,
@@ -172,14 +172,14 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
         ({"dp 2, tp 2": {"tp": 2}, "pp 2, replicas 2": {"pp": 2, "dp_replicate": 2}}, 4),
     ],
 )
-def test_ranks_take_the_same_steps(tmp_path: Path, tiny_model: Path, layouts: dict[str, Any], num: int) -> None:
+def test_offload_ranks_take_the_same_steps(tmp_path: Path, tiny_model: Path, layouts: dict[str, Any], num: int) -> None:
     names = ("bfloat16", "adapters") if num > 2 else ("bfloat16", "layers again", "8 bits", "adapters")
     runs = {name: RUNS[name] for name in names}
     run_ranks(run_rank, (tmp_path, tiny_model, layouts, runs, num), num)
 
 
 @pytest.mark.slow
-def test_divided_experts_take_the_same_steps(tmp_path: Path, tiny_model: Path) -> None:
+def test_offload_divided_experts_take_the_same_steps(tmp_path: Path, tiny_model: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     runs = {"bfloat16": RUNS["bfloat16"]}
     run_ranks(run_rank, (tmp_path, path, {"ep 2": {"ep": 2}}, runs, 2), 2)

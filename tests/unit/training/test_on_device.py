@@ -29,13 +29,13 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 
 
 @on_each
-def test_a_checksum_is_of_bytes_wherever_they_are(device: str) -> None:
+def test_trainer_on_device_a_checksum_is_of_bytes_wherever_they_are(device: str) -> None:
     x = random(3, 5, 7, dtype=torch.bfloat16)
     assert tensor_checksum(x.to(device).transpose(0, 2)) == tensor_checksum(x.transpose(0, 2).contiguous())
 
 
 @on_each
-def test_what_goes_to_main_memory_and_back_is_the_same(device: str) -> None:
+def test_trainer_on_device_what_goes_to_main_memory_and_back_is_the_same(device: str) -> None:
     memory, taken = MainMemory(torch.device(device)), []
     large = random(1024, 1024).to(device)
     for number in range(8):  # whose memory is given out anew while copies are under way
@@ -59,7 +59,9 @@ def test_what_goes_to_main_memory_and_back_is_the_same(device: str) -> None:
 @on_each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inner", "outer"), [(32, 48), (12, 20)])
-def test_products_of_experts_and_their_gradients(device: str, dtype: torch.dtype, inner: int, outer: int) -> None:
+def test_trainer_on_device_products_of_experts_and_their_gradients(
+    device: str, dtype: torch.dtype, inner: int, outer: int
+) -> None:
     """Also of an expert that nobody chose, and of shapes that a device's kernel refuses."""
     counts = [5, 0, 11, 1]
     x, weight, grad = (
@@ -82,7 +84,7 @@ def test_products_of_experts_and_their_gradients(device: str, dtype: torch.dtype
 
 
 @on_each
-def test_log_probs_and_their_gradients(device: str) -> None:
+def test_trainer_on_device_log_probs_and_their_gradients(device: str) -> None:
     hidden, weight = random(40, 32), random(300, 32, seed=1)
     targets = torch.arange(40) * 7
     exact, own = hidden.double().requires_grad_(), hidden.to(device).requires_grad_()
@@ -95,7 +97,7 @@ def test_log_probs_and_their_gradients(device: str) -> None:
 
 
 @on_each
-def test_weights_in_4_bits_are_read_alike(device: str) -> None:
+def test_trainer_on_device_weights_in_4_bits_are_read_alike(device: str) -> None:
     linear = torch.nn.Linear(64, 96, dtype=torch.bfloat16)
     layer = Nf4Linear(linear)
     expected = layer.read().float()
@@ -103,7 +105,7 @@ def test_weights_in_4_bits_are_read_alike(device: str) -> None:
 
 
 @on_each
-def test_an_update_with_moments_in_8_bits(device: str) -> None:
+def test_trainer_on_device_an_update_with_moments_in_8_bits(device: str) -> None:
     constants = eight_bit.AdamWConstants(learning_rate=1e-2, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
     host, own = random(64, 256), random(64, 256).to(device)
     states = [eight_bit.new_moments(weight) for weight in (host, own)]
@@ -117,7 +119,9 @@ def test_an_update_with_moments_in_8_bits(device: str) -> None:
 
 @on_each
 @pytest.mark.parametrize("family", ["llama3", "gemma3", "gpt-oss", "qwen3-moe", "deepseek-v3"])
-def test_families_say_and_learn_the_same(device: str, family: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_on_device_families_say_and_learn_the_same(
+    device: str, family: str, tiny_model: Path, tmp_path: Path
+) -> None:
     path, batch = write_model(tmp_path / family, tiny_model, FAMILIES[family]), make_batch(3)
     spec: Any = make_spec(path)
     host, own = (TorchBackend(dataclasses.replace(spec, device=kind)) for kind in ("cpu", device.partition(":")[0]))

@@ -36,7 +36,7 @@ def keys(packed: list[list[tuple[Block, ...]]]) -> list[list[list[list[str]]]]:
 
 
 @given(batches, budgets, st.booleans(), st.integers(1, 4), st.booleans())
-def test_every_sample_is_packed_once_and_every_rank_gets_as_many_micro_batches(
+def test_packing_every_sample_is_packed_once_and_every_rank_gets_as_many_micro_batches(
     batch, budget: int, share: bool, ranks: int, every_token: bool
 ) -> None:
     packed = pack(batch.samples, max_tokens=budget, share_prefix=share, num_ranks=ranks, every_token=every_token)
@@ -63,7 +63,7 @@ def test_packing_does_not_depend_on_the_order_of_samples(batch, budget, share, r
 
 
 @given(batches, budgets, st.booleans(), st.booleans())
-def test_a_layout_predicts_exactly_the_tokens_that_are_wanted(batch, budget, share, every_token) -> None:
+def test_packing_a_layout_predicts_exactly_the_tokens_that_are_wanted(batch, budget, share, every_token) -> None:
     (micro_batches,) = pack(batch.samples, max_tokens=budget, share_prefix=share, every_token=every_token)
     for micro in micro_batches:
         layout = build_layout(micro, every_token=every_token)
@@ -96,7 +96,7 @@ def sample(group: int, index: int, prefix: list[int], response: list[int]) -> Tr
     )
 
 
-def test_a_group_is_laid_out_prompt_first_then_each_response_without_its_last_token() -> None:
+def test_packing_a_group_is_laid_out_prompt_first_then_each_response_without_its_last_token() -> None:
     samples = [sample(7, 0, [1, 2, 3], [4, 5]), sample(7, 1, [1, 2, 3], [6, 7, 8])]
     ((micro,),) = pack(samples, max_tokens=100)
     layout = build_layout(micro)
@@ -112,7 +112,7 @@ def test_a_group_is_laid_out_prompt_first_then_each_response_without_its_last_to
     )
 
 
-def test_prompt_tokens_of_a_group_are_predicted_once() -> None:
+def test_packing_prompt_tokens_of_a_group_are_predicted_once() -> None:
     samples = [sample(7, 0, [1, 2, 3], [4]), sample(7, 1, [1, 2, 3], [5])]
     ((micro,),) = pack(samples, max_tokens=100, every_token=True)
     layout = build_layout(micro, every_token=True)
@@ -120,31 +120,31 @@ def test_prompt_tokens_of_a_group_are_predicted_once() -> None:
     assert sorted(zip(layout.rows.tolist(), layout.targets.tolist(), strict=True)) == [(0, 2), (1, 3), (2, 4), (2, 5)]
 
 
-def test_samples_of_a_group_with_other_prompts_share_nothing() -> None:
+def test_packing_samples_of_a_group_with_other_prompts_share_nothing() -> None:
     samples = [sample(7, 0, [1, 2, 3], [4, 4]), sample(7, 1, [1, 2, 9], [5, 5])]
     ((micro,),) = pack(samples, max_tokens=100)
     assert [block.shared for block in micro] == [(0,), (0,)]
 
 
-def test_a_group_over_budget_is_split_into_parts_that_repeat_the_prompt() -> None:
+def test_packing_a_group_over_budget_is_split_into_parts_that_repeat_the_prompt() -> None:
     samples = [sample(0, i, [1, 2, 3, 4], [5, 6, 7]) for i in range(4)]  # 4 + 2 each
     (micro_batches,) = pack(samples, max_tokens=8)
     assert [[(b.shared, b.num_tokens) for b in micro] for micro in micro_batches] == [[((0, 4), 8)], [((0, 4), 8)]]
 
 
-def test_a_group_is_split_when_there_are_more_ranks_than_groups() -> None:
+def test_packing_a_group_is_split_when_there_are_more_ranks_than_groups() -> None:
     samples = [sample(0, i, [1, 2, 3, 4], [5, 6, 7]) for i in range(4)]
     packed = pack(samples, max_tokens=1000, num_ranks=2)
     assert [[b.num_tokens for micro in rank for b in micro] for rank in packed] == [[8], [8]]
 
 
-def test_a_sample_without_loss_does_not_go_through_the_network() -> None:
+def test_packing_a_sample_without_loss_does_not_go_through_the_network() -> None:
     silent = dataclasses.replace(sample(0, 0, [1], [2]), loss_mask=np.zeros(2, dtype=np.bool_))
     assert pack([silent], max_tokens=10) == [[()]]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_micro_batches_carry_about_the_same_load(num_ranks: int) -> None:
+def test_packing_micro_batches_carry_about_the_same_load(num_ranks: int) -> None:
     batch = make_batch(0, groups=24, group_size=4, prompt=(10, 20), response=(5, 20))
     packed = pack(batch.samples, max_tokens=300, num_ranks=num_ranks)
     loads = [sum(b.num_tokens for b in micro) for rank in packed for micro in rank]
@@ -164,7 +164,7 @@ def seen_by_entry(layout: PackedLayout) -> list[list[int]]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(branching, budgets, st.integers(1, 40))
-def test_each_prediction_sees_the_tokens_before_it_and_nothing_else(
+def test_packing_each_prediction_sees_the_tokens_before_it_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, batch, budget: int, min_shared: int
 ) -> None:
     monkeypatch.setattr(blocks, "MIN_SHARED", min_shared)
@@ -183,7 +183,9 @@ def test_each_prediction_sees_the_tokens_before_it_and_nothing_else(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(branching)
-def test_with_no_least_length_every_common_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch, batch) -> None:
+def test_packing_with_no_least_length_every_common_prefix_is_computed_once(
+    monkeypatch: pytest.MonkeyPatch, batch
+) -> None:
     monkeypatch.setattr(blocks, "MIN_SHARED", 1)
     ((micro,),) = pack(batch.samples, max_tokens=100_000)
     different = {
@@ -199,7 +201,7 @@ def shared_of(*sequences: tuple[int, list[int]]) -> list[tuple[int, ...]]:
     return sorted(block.shared for block in micro)
 
 
-def test_what_is_shared_is_a_context_or_long_enough() -> None:
+def test_packing_what_is_shared_is_a_context_or_long_enough() -> None:
     prompt, turn, more = [7] * 5, list(range(100, 140)), list(range(200, 240))
     assert shared_of((5, [*prompt, 1, 2, 9]), (5, [*prompt, 1, 2, 8])) == [(0, 5)]  # two tokens more are not worth it
     assert shared_of((5, [*prompt, *turn, 9]), (5, [*prompt, *turn, 8])) == [(0, 45)]
@@ -210,7 +212,7 @@ def test_what_is_shared_is_a_context_or_long_enough() -> None:
     assert shared_of(chain[0], chain[1], (60, [*prompt, *turn, *more[:20], 3])) == [(0, 45, 45)]  # 20 are too few
 
 
-def test_a_unit_over_budget_is_cut_between_rollouts_and_not_within_one() -> None:
+def test_packing_a_unit_over_budget_is_cut_between_rollouts_and_not_within_one() -> None:
     prompt = list(range(40))
     samples = []
     for rollout in range(3):
@@ -222,7 +224,7 @@ def test_a_unit_over_budget_is_cut_between_rollouts_and_not_within_one() -> None
     assert sum(b.num_tokens for micro in micro_batches for b in micro) == 132 + 86
 
 
-def test_padding_belongs_to_no_sample_and_chooses_its_own_experts() -> None:
+def test_packing_padding_belongs_to_no_sample_and_chooses_its_own_experts() -> None:
     samples = [
         dataclasses.replace(s, experts=np.ones((len(s), 2, 3), dtype=np.int16)) for s in make_batch(groups=1).samples
     ]

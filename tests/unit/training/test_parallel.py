@@ -82,19 +82,21 @@ def _compare(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
+def test_parallel_layout_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
     directory: Path, expected: dict[str, Any], layout: str
 ) -> None:
     _compare(directory, layout, expected)
 
 
-def test_experts_are_divided_whatever_tokens_choose_and_layers_in_several_parts_of_a_stage(directory: Path) -> None:
+def test_parallel_layout_experts_are_divided_whatever_tokens_choose_and_layers_in_several_parts_of_a_stage(
+    directory: Path,
+) -> None:
     expected = steps("qwen3-moe", directory / "qwen3-moe", {}, brief=True)
     for layout in ONE:
         compare(directory, "qwen3-moe", layout, expected)
 
 
-def test_a_state_passes_from_layout_to_layout_and_every_export_is_the_same_model(
+def test_parallel_layout_a_state_passes_from_layout_to_layout_and_every_export_is_the_same_model(
     directory: Path, tiny_model: Path, batch: TrainingBatch
 ) -> None:
     _follow(directory, tiny_model, batch, LAYOUTS)
@@ -115,7 +117,7 @@ def _follow(directory: Path, model: Path, batch: TrainingBatch, layouts: Mapping
 
 
 @pytest.mark.slow
-def test_so_it_is_under_other_layouts(
+def test_parallel_layout_so_it_is_under_other_layouts(
     tiny_model: Path, batch: TrainingBatch, expected: dict[str, Any], tmp_path: Path
 ) -> None:
     _run(tmp_path, tiny_model, batch, MORE)
@@ -128,7 +130,7 @@ def test_so_it_is_under_other_layouts(
 @pytest.mark.parametrize(
     ("stages", "chunks", "tied"), [(3, 1, True), (4, 1, False), (2, 2, True), (2, 3, False), (3, 2, True)]
 )
-def test_so_it_is_in_many_stages_of_one_rank_each(
+def test_parallel_layout_so_it_is_in_many_stages_of_one_rank_each(
     tiny_model: Path, tmp_path: Path, stages: int, chunks: int, tied: bool
 ) -> None:
     """More of them than micro-batches, in the step that has one."""
@@ -153,7 +155,9 @@ def test_so_it_is_in_many_stages_of_one_rank_each(
 
 
 @pytest.mark.slow
-def test_so_it_is_where_stages_have_several_parts_and_several_ranks(tiny_model: Path, tmp_path: Path) -> None:
+def test_parallel_layout_so_it_is_where_stages_have_several_parts_and_several_ranks(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     family = Family(config="Llama", settings={"num_hidden_layers": 5, "tie_word_embeddings": True})
     model = write_model(tmp_path / "model", tiny_model, family)
     batch = reference(model, 0, torch.float64).batch
@@ -164,7 +168,7 @@ def test_so_it_is_where_stages_have_several_parts_and_several_ranks(tiny_model: 
     _follow(tmp_path, model, batch, PARTS)
 
 
-def test_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:
+def test_parallel_layout_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:
     spec = dataclasses.replace(make_spec(tiny_model, parallel=ParallelConfig(cp=2, tp=2)), world_size=6)
     with pytest.raises(PlacementError, match="6 trainer ranks cannot be divided by"):
         TorchBackend(spec)

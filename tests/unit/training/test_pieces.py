@@ -34,7 +34,7 @@ def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightFiles, An
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "deepseek-v3"])  # tied; experts apart; buffers in files
-def test_any_box_of_a_weight_is_read_by_itself(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_sharded_weights_any_box_of_a_weight_is_read_by_itself(tiny_model: Path, tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / "model", tiny_model, FAMILIES[name])
     model, files, whole = left_and_whole(path, torch.bfloat16)
     expected = whole.state_dict()
@@ -85,7 +85,9 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytearray], object], str]] = 
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_files_are_refused_alike_in_pieces_and_whole(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+def test_sharded_weights_damaged_files_are_refused_alike_in_pieces_and_whole(
+    tiny_model: Path, tmp_path: Path, damage: str
+) -> None:
     changes, spoil, said = DAMAGES[damage]
     shards(tmp_path / "model", tiny_model, changes)
     file = tmp_path / "model" / "model-00002-of-00002.safetensors"
@@ -97,7 +99,9 @@ def test_damaged_files_are_refused_alike_in_pieces_and_whole(tiny_model: Path, t
             load(tmp_path / "model")
 
 
-def test_an_index_may_be_wrong_about_places_and_a_file_about_dtypes(tiny_model: Path, tmp_path: Path) -> None:
+def test_sharded_weights_an_index_may_be_wrong_about_places_and_a_file_about_dtypes(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """What `transformers` takes, the trainer takes, and as the same numbers."""
     tensors = shards(tmp_path / "model", tiny_model, {UP: torch.arange(6).reshape(2, 3).repeat(32, 11)[:, :32].clone()})
     index = tmp_path / "model" / "model.safetensors.index.json"
@@ -110,7 +114,7 @@ def test_an_index_may_be_wrong_about_places_and_a_file_about_dtypes(tiny_model: 
     assert all(found[name].dtype == x.dtype and torch.equal(found[name], x) for name, x in whole.items())
 
 
-def test_weights_go_to_files_of_bounded_size_one_after_the_other(tmp_path: Path) -> None:
+def test_sharded_weights_go_to_files_of_bounded_size_one_after_the_other(tmp_path: Path) -> None:
     tensors = {f"layer.{i}": torch.randn(5, 7).to(torch.bfloat16) for i in range(4)}
     tensors |= {"odd": torch.randn(3).to(torch.bfloat16), "bias": torch.randn(9), "one": torch.tensor(2.0)}
     writer = ShardWriter(tmp_path, list(tensors), shard_bytes=150)
@@ -154,7 +158,7 @@ class Unwritable:
         raise OSError(28, "No space left on device")
 
 
-def test_an_export_that_fails_leaves_nothing_and_lets_the_other_ranks_end(tmp_path: Path) -> None:
+def test_sharded_weights_an_export_that_fails_leaves_nothing_and_lets_the_other_ranks_end(tmp_path: Path) -> None:
     weights = FullDisk(tmp_path)
     with pytest.raises(OSError, match="No space left"):
         export_model(tmp_path / "model", weights, None, "", torch.float32, trust_remote_code=False, is_first=True)
@@ -162,7 +166,7 @@ def test_an_export_that_fails_leaves_nothing_and_lets_the_other_ranks_end(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_adapters_are_gathered_before_an_export_can_fail(
+def test_sharded_weights_adapters_are_gathered_before_an_export_can_fail(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2)))
@@ -182,7 +186,9 @@ def test_adapters_are_gathered_before_an_export_can_fail(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_family_in_every_layout_loads_what_one_rank_loads(tiny_model: Path, tmp_path: Path) -> None:
+def test_sharded_weights_every_family_in_every_layout_loads_what_one_rank_loads(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     for name, family in FAMILIES.items():
         write_model(tmp_path / name, tiny_model, family)
     run_ranks(run_rank, (tmp_path,), 2)

@@ -35,7 +35,7 @@ def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
     return " ".join(f"{'FB'[not w.forward]}{'abcd'[w.chunk] if num_chunks > 1 else ''}{w.micro_batch}" for w in works)
 
 
-def test_a_stage_is_ahead_by_the_stages_that_follow() -> None:
+def test_pipeline_parallel_a_stage_is_ahead_by_the_stages_that_follow() -> None:
     assert _words(4, 0, 3) == "F0 F1 F2 B0 F3 B1 B2 B3"
     assert _words(4, 1, 3) == "F0 F1 B0 F2 B1 F3 B2 B3"
     assert _words(4, 2, 3) == "F0 B0 F1 B1 F2 B2 F3 B3"
@@ -43,7 +43,7 @@ def test_a_stage_is_ahead_by_the_stages_that_follow() -> None:
     assert order(3, 0, 3, 1, backward=False) == [(True, 0, 0), (True, 0, 1), (True, 0, 2)]
 
 
-def test_a_round_of_micro_batches_goes_through_a_stage_s_parts_one_after_the_other() -> None:
+def test_pipeline_parallel_a_round_of_micro_batches_goes_through_a_stage_s_parts_one_after_the_other() -> None:
     assert _words(2, 1, 2, 2) == "Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Ba0 Ba1"
     assert _words(2, 0, 2, 2) == "Fa0 Fa1 Fb0 Fb1 Bb0 Bb1 Ba0 Ba1"
     assert _words(5, 1, 2, 2) == "Fa0 Fa1 Fa2 Fb0 Bb0 Fb1 Bb1 Fb2 Bb2 Fa3 Ba0 Fa4 Ba1 Fb3 Ba2 Fb4 Bb3 Bb4 Ba3 Ba4"
@@ -77,7 +77,9 @@ def _finished(orders: list[list[Work]], num_parts: int) -> tuple[list[int], int]
 
 
 @given(num=st.integers(1, 20), stages=st.integers(1, 8), chunks=st.integers(1, 4))
-def test_stages_wait_for_each_other_no_longer_than_they_must(num: int, stages: int, chunks: int) -> None:
+def test_pipeline_parallel_stages_wait_for_each_other_no_longer_than_they_must(
+    num: int, stages: int, chunks: int
+) -> None:
     """Forward and backward of one unit of time each: all is done after 2 (chunks x micro-batches + stages - 1), also
     where micro-batches are no multiple of the stages; fewer of them than stages go through every part at once."""
     chunks = chunks if stages > 1 else 1
@@ -90,7 +92,7 @@ def test_stages_wait_for_each_other_no_longer_than_they_must(num: int, stages: i
         assert idle_share(num, stages, chunks) == pytest.approx((stages - 1) / (chunks * num + stages - 1))
 
 
-def test_stages_that_wait_for_each_other_forever_are_found_out() -> None:
+def test_pipeline_parallel_stages_that_wait_for_each_other_forever_are_found_out() -> None:
     with pytest.raises(ValueError, match="stages wait for each other forever"):
         finishing_times([[Work(False, 0, 0), Work(True, 0, 0)], order(1, 1, 2, 1, backward=True)], 2)
 
@@ -119,7 +121,7 @@ def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, back
     each=st.integers(1, 3),
     backward=st.booleans(),
 )
-def test_no_stage_waits_forever_and_messages_come_as_they_are_asked_for(
+def test_pipeline_parallel_no_stage_waits_forever_and_messages_come_as_they_are_asked_for(
     num: int, stages: int, chunks: int, each: int, backward: bool
 ) -> None:
     """Between two ranks messages have no names: the first that was sent is the first to arrive. A stage that receives
@@ -148,7 +150,7 @@ def test_no_stage_waits_forever_and_messages_come_as_they_are_asked_for(
 
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
-def test_it_is_no_worse_than_the_order_of_pytorch(stages: int, chunks: int) -> None:
+def test_pipeline_parallel_it_is_no_worse_than_the_order_of_pytorch(stages: int, chunks: int) -> None:
     """Neither in time nor in micro-batches in flight, for those multiples of the stages that PyTorch takes."""
     for num in (stages, 2 * stages, 5 * stages):
         own = [order(num, s, stages, chunks, backward=True) for s in range(stages)]
@@ -189,7 +191,9 @@ def _stage(number: int) -> Any:
     return Stage(up, down, torch.device("cpu"), with_first=True)  # type: ignore[arg-type]
 
 
-def test_a_batch_that_broke_off_amid_its_messages_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_parallel_a_batch_that_broke_off_amid_its_messages_is_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The other stage may have got, or still get, what the next batch's first message would be taken for."""
     monkeypatch.setattr(dist, "isend", lambda *_, **__: SimpleNamespace(wait=lambda: None))
     monkeypatch.setattr(dist, "recv", lambda *_, **__: None)
@@ -222,7 +226,9 @@ def _fake_messages(monkeypatch: pytest.MonkeyPatch) -> tuple[list[weakref.ref[to
     return sent, waits
 
 
-def test_a_message_is_let_go_when_its_micro_batch_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_parallel_a_message_is_let_go_when_its_micro_batch_has_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """States of a stage with several parts are sent without waiting: of 12 micro-batches no more are kept than are in
     flight, with the gradients of so many works as may wait."""
     sent, waits = _fake_messages(monkeypatch)
@@ -248,7 +254,9 @@ def test_a_message_is_let_go_when_its_micro_batch_has_come_back(monkeypatch: pyt
     assert not any(ref() is not None for ref in sent)
 
 
-def test_without_gradients_a_message_waits_for_those_of_two_works_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_parallel_without_gradients_a_message_waits_for_those_of_two_works_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     _, waits = _fake_messages(monkeypatch)
     stage, states = _stage(0), [torch.ones(1) for _ in range(5)]
     for work in stage.works(5, backward=False):
@@ -257,7 +265,9 @@ def test_without_gradients_a_message_waits_for_those_of_two_works_before(monkeyp
     assert waits == list(range(5))
 
 
-def test_what_a_forward_pass_left_in_flight_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_parallel_what_a_forward_pass_left_in_flight_is_not_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A loss that is only measured has a gradient nobody asks for."""
     _fake_messages(monkeypatch)
     stage, old, new = _stage(1), torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
@@ -277,21 +287,23 @@ def _most_in_flight(works: list[Work]) -> int:
     return max(itertools.accumulate(1 if work.forward else -1 for work in works))
 
 
-def test_the_vocabulary_is_weighed_in_layers() -> None:
+def test_pipeline_parallel_the_vocabulary_is_weighed_in_layers() -> None:
     assert layers_by_part(30, 2, 1, 8.0) == [19, 11]
     assert layers_by_part(30, 4, 1, 8.0) == [9, 9, 10, 2]
     assert layers_by_part(5, 2, 1, 0.0) == [2, 3]
     assert layers_by_part(4, 4, 1, 100.0) == [1, 1, 1, 1]
 
 
-def test_a_stage_has_as_much_as_others_and_so_has_each_of_its_parts() -> None:
+def test_pipeline_parallel_a_stage_has_as_much_as_others_and_so_has_each_of_its_parts() -> None:
     assert layers_by_part(30, 2, 2, 8.0) == [9, 9, 10, 2]
     assert layers_by_part(30, 2, 3, 8.0) == [6, 5, 6, 5, 7, 1]
     assert layers_by_part(8, 2, 4, 3.0) == [1] * 8
     assert layers_by_part(7, 3, 2, 0.0) == [1, 1, 1, 1, 1, 2]
 
 
-def test_of_a_mixture_the_experts_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
+def test_pipeline_parallel_of_a_mixture_the_experts_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> (
+    None
+):
     """Layers of 900 weights, of which a token meets 200, and a projection of 400: as much as two layers."""
     layers = nn.ModuleList(nn.Linear(10, 10, bias=False) for _ in range(8))
     for layer in layers:
@@ -304,7 +316,7 @@ def test_of_a_mixture_the_experts_that_a_token_goes_through_are_weighed_against_
 
 
 @given(more=st.integers(0, 6), stages=st.integers(2, 4), projection=st.floats(0, 9))
-def test_no_other_cut_has_a_faster_slowest_stage(more: int, stages: int, projection: float) -> None:
+def test_pipeline_parallel_no_other_cut_has_a_faster_slowest_stage(more: int, stages: int, projection: float) -> None:
     counts = layers_by_part(stages + more, stages, 1, projection)
 
     def slowest(counts: Any) -> float:
@@ -320,7 +332,7 @@ def _model(tiny_model: Path) -> Any:
     return load_causal_lm(tiny_model, torch.float32, attention=register_attention())
 
 
-def test_layers_that_need_more_than_hidden_states_are_refused(model: Any) -> None:
+def test_pipeline_parallel_layers_that_need_more_than_hidden_states_are_refused(model: Any) -> None:
     check_stages(model.model, [1])
     first, last = model.model.layers[0], model.model.layers[-1]
     kept: list[torch.Tensor] = []
@@ -330,7 +342,7 @@ def test_layers_that_need_more_than_hidden_states_are_refused(model: Any) -> Non
         check_stages(model.model, [1])
 
 
-def test_layers_that_answer_more_than_hidden_states_are_refused(model: Any) -> None:
+def test_pipeline_parallel_layers_that_answer_more_than_hidden_states_are_refused(model: Any) -> None:
     plain = model.model.layers[1].forward
     model.model.layers[1].forward = lambda *args, **kwargs: (plain(*args, **kwargs),)
     with pytest.raises(ModelError, match="layers answer more than hidden states"):
@@ -341,7 +353,9 @@ def test_layers_that_answer_more_than_hidden_states_are_refused(model: Any) -> N
     ("stages", "chunks", "says"),
     [(3, 1, "pp 3 needs as many decoder layers, and"), (2, 2, "pp 2 x vpp 2 needs 4 decoder layers, and")],
 )
-def test_a_model_of_fewer_layers_than_parts_is_refused(model: Any, stages: int, chunks: int, says: str) -> None:
+def test_pipeline_parallel_a_model_of_fewer_layers_than_parts_is_refused(
+    model: Any, stages: int, chunks: int, says: str
+) -> None:
     assert len(model.model.layers) == 2
     stage: Any = SimpleNamespace(count=stages, num_chunks=chunks, number=0)
     with pytest.raises(ModelError, match=f"training.parallel.{says} LlamaModel has 2: lower it"):

@@ -26,7 +26,7 @@ def reference_spec(model: Path, **settings: Any) -> TrainerSpec:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, LORA])
-def test_it_says_what_the_policy_said_at_first_bit_for_bit(
+def test_reference_policy_it_says_what_the_policy_said_at_first_bit_for_bit(
     tiny_model: Path, dtype: str, lora: LoRAConfig | None
 ) -> None:
     batch = make_batch(1)
@@ -41,7 +41,9 @@ def test_it_says_what_the_policy_said_at_first_bit_for_bit(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_it_holds_the_models_weights_in_the_compute_dtype_and_nothing_else(tiny_model: Path, dtype: str) -> None:
+def test_reference_policy_it_holds_the_models_weights_in_the_compute_dtype_and_nothing_else(
+    tiny_model: Path, dtype: str
+) -> None:
     backend = TorchBackend(reference_spec(tiny_model, dtype=dtype))
     logprobs_of(backend, make_batch())
     assert backend.masters.parameters == {}
@@ -51,13 +53,15 @@ def test_it_holds_the_models_weights_in_the_compute_dtype_and_nothing_else(tiny_
     assert not any(p.requires_grad or p.grad is not None for p in weights)
 
 
-def test_it_cannot_be_trained(tiny_model: Path) -> None:
+def test_reference_policy_it_cannot_be_trained(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match="role 'reference' has no train_step: ask a policy or critic"):
         TorchBackend(reference_spec(tiny_model)).train_step(make_batch(), PolicyLoss())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_trained_policy_without_its_adapters_is_the_base_model_bit_for_bit(tiny_model: Path, dtype: str) -> None:
+def test_reference_policy_a_trained_policy_without_its_adapters_is_the_base_model_bit_for_bit(
+    tiny_model: Path, dtype: str
+) -> None:
     batch = make_batch(2)
     expected = logprobs_of(TorchBackend(reference_spec(tiny_model, dtype=dtype)), batch)
     policy = TorchBackend(make_spec(tiny_model, dtype=dtype, lora=LORA, learning_rate=0.02))
@@ -71,7 +75,7 @@ def test_a_trained_policy_without_its_adapters_is_the_base_model_bit_for_bit(tin
         assert np.array_equal(again, before)
 
 
-def test_scoring_without_adapters_changes_no_later_step(tiny_model: Path) -> None:
+def test_reference_policy_scoring_without_adapters_changes_no_later_step(tiny_model: Path) -> None:
     scored, left = (TorchBackend(make_spec(tiny_model, lora=LORA)) for _ in range(2))
     for seed in range(3):
         logprobs_of(scored, make_batch(9), adapter=False)
@@ -80,7 +84,7 @@ def test_scoring_without_adapters_changes_no_later_step(tiny_model: Path) -> Non
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(scored.weights(), left.weights(), strict=True))
 
 
-def test_without_adapters_there_is_nothing_to_leave_out(tiny_model: Path) -> None:
+def test_reference_policy_without_adapters_there_is_nothing_to_leave_out(tiny_model: Path) -> None:
     with pytest.raises(ValueError, match="no adapters to switch off"):
         logprobs_of(TorchBackend(make_spec(tiny_model)), make_batch(), adapter=False)
 
@@ -107,7 +111,7 @@ def score_on_two_ranks(rank: int, directory: Path, model: Path) -> None:
 
 
 @pytest.mark.slow  # `test_parallel` has frozen references under more layouts
-def test_two_ranks_score_as_one_and_go_on_training(tiny_model: Path, tmp_path: Path) -> None:
+def test_reference_policy_two_ranks_score_as_one_and_go_on_training(tiny_model: Path, tmp_path: Path) -> None:
     run_ranks(score_on_two_ranks, (tmp_path, tiny_model), 2)
     found = torch.load(tmp_path / "found-0.pt", weights_only=False)
     batch = make_batch(4)

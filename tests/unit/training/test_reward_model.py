@@ -80,7 +80,7 @@ def trained(path: Path, lora: LoRAConfig | None = None, **settings: Any) -> tupl
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("lora", [None, LORA], ids=["whole", "lora"])
-def test_what_is_exported_scores_the_text_alone_as_the_trainer_does_packed(
+def test_reward_model_what_is_exported_scores_the_text_alone_as_the_trainer_does_packed(
     tmp_path: Path, tied: bool, lora: LoRAConfig | None
 ) -> None:
     path = write_tiny_model(tmp_path / "model", tied=tied)
@@ -97,7 +97,7 @@ def test_what_is_exported_scores_the_text_alone_as_the_trainer_does_packed(
     np.testing.assert_allclose(scores(again, batch), packed, atol=1e-4)
 
 
-def test_adapters_are_exported_for_peft_with_the_head_that_scores(tmp_path: Path) -> None:
+def test_reward_model_adapters_are_exported_for_peft_with_the_head_that_scores(tmp_path: Path) -> None:
     from peft import PeftModel
 
     path = write_tiny_model(tmp_path / "base")
@@ -112,7 +112,7 @@ def test_adapters_are_exported_for_peft_with_the_head_that_scores(tmp_path: Path
     np.testing.assert_allclose(found, packed, atol=1e-4)
 
 
-def test_a_text_that_ends_with_the_token_that_pads_keeps_its_score(tmp_path: Path) -> None:
+def test_reward_model_a_text_that_ends_with_the_token_that_pads_keeps_its_score(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "model")
     tokenizer = load_tokenizer(path)
     tokenizer.pad_token = tokenizer.eos_token  # as many models have it
@@ -132,14 +132,14 @@ def test_a_text_that_ends_with_the_token_that_pads_keeps_its_score(tmp_path: Pat
 
 
 @pytest.mark.parametrize("settings", [{"share_prefix": False}, {"max_tokens_per_micro_batch": 40}], ids=str)
-def test_every_layout_trains_the_same_scores(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_reward_model_every_layout_trains_the_same_scores(tmp_path: Path, settings: dict[str, Any]) -> None:
     path = write_tiny_model(tmp_path / "model")
     usual, batch = trained(path, learning_rate=1e-3)
     other, _ = trained(path, learning_rate=1e-3, **settings)
     np.testing.assert_allclose(scores(other, batch), scores(usual, batch), atol=1e-4)
 
 
-def test_scores_begin_at_0_and_a_model_that_cannot_score_is_refused(tmp_path: Path) -> None:
+def test_reward_model_scores_begin_at_0_and_a_model_that_cannot_score_is_refused(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "model")
     assert scores(TorchBackend(spec_of(path)), batch_of(path)) == [0.0] * 6
     small = {"vocab_size": 260, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}

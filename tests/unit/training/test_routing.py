@@ -51,7 +51,7 @@ def deep_sharing() -> Iterator[None]:
         yield
 
 
-def test_loads_by_hand() -> None:
+def test_router_replay_loads_by_hand() -> None:
     counts = np.array([[6, 2, 0, 0], [2, 2, 2, 2]])
     sums = np.array([[3.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
     found = load_metrics([(counts[:, :], sums), (np.zeros_like(counts), np.zeros_like(sums))])
@@ -67,7 +67,9 @@ def test_loads_by_hand() -> None:
 
 @pytest.mark.usefixtures("deep_sharing")
 @replayed
-def test_the_router_s_own_choice_replayed_changes_nothing(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_router_replay_the_router_s_own_choice_replayed_changes_nothing(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
     backend = TorchBackend(make_spec(write_model(tmp_path / name, tiny_model, FAMILIES[name])))
     batch, loss = make_trees(), WeightedLogprobs()
     experts = backend.forward(batch, ["logprobs", "experts"])["experts"]
@@ -82,7 +84,7 @@ def test_the_router_s_own_choice_replayed_changes_nothing(tiny_model: Path, tmp_
 
 @pytest.mark.usefixtures("deep_sharing")
 @replayed
-def test_replayed_experts_are_used_token_by_token_through_shared_prefixes(
+def test_router_replay_replayed_experts_are_used_token_by_token_through_shared_prefixes(
     tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
     """Random choices: packed and shared they give what they give text by text, and the router gets a gradient."""
@@ -108,7 +110,7 @@ def test_replayed_experts_are_used_token_by_token_through_shared_prefixes(
 
 @pytest.mark.usefixtures("deep_sharing")
 @pytest.mark.parametrize("known", ["all", "some", "few_samples"])
-def test_replayed_experts_on_which_a_group_disagrees_depend_on_no_packing(
+def test_router_replay_replayed_experts_on_which_a_group_disagrees_depend_on_no_packing(
     tiny_model: Path, tmp_path: Path, known: str
 ) -> None:
     """Every sample has its own random experts, also for tokens that it shares: the first that knows counts for all."""
@@ -139,7 +141,9 @@ def test_replayed_experts_on_which_a_group_disagrees_depend_on_no_packing(
     np.testing.assert_allclose(np.concatenate(back), said[0], rtol=0, atol=1e-6)
 
 
-def test_load_figures_of_a_policy_with_adapters_do_not_count_its_reference(tiny_model: Path, tmp_path: Path) -> None:
+def test_router_replay_load_figures_of_a_policy_with_adapters_do_not_count_its_reference(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """With the exact divergence, the policy without adapters goes through the same routers."""
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     spec = make_spec(path, learning_rate=0.1, lora=LoRAConfig(rank=4), router_aux_loss=0.1)
@@ -159,7 +163,7 @@ def test_load_figures_of_a_policy_with_adapters_do_not_count_its_reference(tiny_
 
 
 @pytest.mark.usefixtures("deep_sharing")
-def test_after_an_update_replay_keeps_the_old_pass_s_experts(tiny_model: Path, tmp_path: Path) -> None:
+def test_router_replay_after_an_update_replay_keeps_the_old_pass_s_experts(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     backend = TorchBackend(make_spec(path, learning_rate=0.05))
     batch = make_trees()
@@ -173,7 +177,7 @@ def test_after_an_update_replay_keeps_the_old_pass_s_experts(tiny_model: Path, t
 
 
 @pytest.mark.usefixtures("deep_sharing")
-def test_experts_of_groups_that_are_out_now_are_weighed_by_their_own_scores() -> None:
+def test_router_replay_experts_of_groups_that_are_out_now_are_weighed_by_their_own_scores() -> None:
     """Routers that choose groups first set the scores of the others to 0, and weigh by what `topk` answers."""
     scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]])
     out = torch.tensor([False, False, True, True])
@@ -184,7 +188,7 @@ def test_experts_of_groups_that_are_out_now_are_weighed_by_their_own_scores() ->
     torch.testing.assert_close(found[0], torch.tensor([[0.1, 0.4], [0.4, 0.3]]))
 
 
-def test_tokens_of_unknown_experts_choose_their_own(tiny_model: Path, tmp_path: Path) -> None:
+def test_router_replay_tokens_of_unknown_experts_choose_their_own(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     backend = TorchBackend(make_spec(path))
     batch = make_trees()
@@ -204,7 +208,9 @@ def test_tokens_of_unknown_experts_choose_their_own(tiny_model: Path, tmp_path: 
         (lambda own: np.where(np.arange(own.shape[-1]) == 1, -1, own), "-1\\] for token 0 in layer 0, not"),
     ],
 )
-def test_experts_that_cannot_be_chosen_are_named(tiny_model: Path, tmp_path: Path, spoil: Any, said: str) -> None:
+def test_router_replay_experts_that_cannot_be_chosen_are_named(
+    tiny_model: Path, tmp_path: Path, spoil: Any, said: str
+) -> None:
     backend = TorchBackend(make_spec(write_model(tmp_path / "model", tiny_model, FAMILIES["qwen3-moe"])))
     batch = make_trees()
     experts = backend.forward(batch, ["experts"])["experts"]
@@ -215,7 +221,7 @@ def test_experts_that_cannot_be_chosen_are_named(tiny_model: Path, tmp_path: Pat
             go()
 
 
-def test_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:
+def test_router_replay_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:
     batch = make_trees()
     with pytest.raises(UnsupportedError, match="has no experts"):
         TorchBackend(make_spec(tiny_model)).forward(batch, ["experts"])
@@ -226,7 +232,7 @@ def test_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replays", [True, False])
-def test_the_pass_before_several_updates_is_asked_for_experts(replays: bool) -> None:
+def test_router_replay_the_pass_before_several_updates_is_asked_for_experts(replays: bool) -> None:
     class Policy:
         async def forward(self, batch: TrainingBatch, outputs: list[str], options: object) -> dict[str, list[Any]]:
             return {name: [f"{name} of a sample"] for name in outputs}
@@ -239,12 +245,14 @@ def test_the_pass_before_several_updates_is_asked_for_experts(replays: bool) -> 
     assert columns.get("experts") == (["experts of a sample"] if replays else None)
 
 
-def test_replay_is_refused_where_nothing_chooses_experts(tiny_model: Path) -> None:
+def test_router_replay_is_refused_where_nothing_chooses_experts(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match="router_replay is 'old'"):
         TorchBackend(make_spec(tiny_model, router_replay="old"))
 
 
-def test_a_router_that_cannot_be_replayed_is_refused_when_the_trainer_starts(tiny_model: Path, tmp_path: Path) -> None:
+def test_router_replay_a_router_that_cannot_be_replayed_is_refused_when_the_trainer_starts(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     path = write_model(tmp_path / "phi", tiny_model, FAMILIES["phi-moe"])
     with pytest.raises(ModelError, match="cannot be replayed"):
         TorchBackend(make_spec(path, router_replay="engine"))
@@ -270,7 +278,7 @@ def choose(model: torch.nn.Module, given: torch.Tensor) -> None:
 
 @pytest.mark.usefixtures("deep_sharing")
 @pytest.mark.parametrize("name", ["qwen3-moe", pytest.param("llama4", marks=pytest.mark.slow)])
-def test_the_gradient_with_given_experts_is_the_model_s_own_with_them(
+def test_router_replay_the_gradient_with_given_experts_is_the_model_s_own_with_them(
     tiny_model: Path, tmp_path: Path, name: str
 ) -> None:
     """In float64, packed and shared, against every text alone."""

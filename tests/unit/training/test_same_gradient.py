@@ -59,7 +59,7 @@ def reference(model_path: Path, batch_seed: int, dtype: torch.dtype, **shape: An
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("settings", LAYOUTS, ids=lambda s: "-".join(f"{k[:5]}={v}" for k, v in s.items()))
-def test_packing_sharing_and_micro_batches_do_not_change_loss_or_gradient(
+def test_gradient_parity_packing_sharing_and_micro_batches_do_not_change_loss_or_gradient(
     tiny_model: Path, settings: dict[str, Any], dtype: torch.dtype, limit: float
 ) -> None:
     expected = reference(tiny_model, 0, dtype)
@@ -72,7 +72,7 @@ def test_packing_sharing_and_micro_batches_do_not_change_loss_or_gradient(
     assert result.grad_norm == pytest.approx(float(norm), rel=10 * limit)
 
 
-def test_untied_embeddings_get_the_reference_gradient(tmp_path: Path) -> None:
+def test_gradient_parity_untied_embeddings_get_the_reference_gradient(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "untied", tied=False, seed=3)
     expected = reference(model, 1, torch.float32)
     backend = TorchBackend(make_spec(model, max_tokens_per_micro_batch=60))
@@ -82,14 +82,16 @@ def test_untied_embeddings_get_the_reference_gradient(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share_prefix", [True, False])
-def test_long_blocks_which_use_sdpa_get_the_reference_gradient(tiny_model: Path, share_prefix: bool) -> None:
+def test_gradient_parity_long_blocks_which_use_sdpa_get_the_reference_gradient(
+    tiny_model: Path, share_prefix: bool
+) -> None:
     expected = reference(tiny_model, 2, torch.float32, groups=2, prompt=(100, 120), response=(30, 200))
     backend = TorchBackend(make_spec(tiny_model, share_prefix=share_prefix))
     backend.train_step(expected.batch, LOSS)
     assert relative_error(grads_of(backend), expected.grads) <= 1e-5
 
 
-def test_order_of_arrival_does_not_change_a_bit(tiny_model: Path) -> None:
+def test_gradient_parity_order_of_arrival_does_not_change_a_bit(tiny_model: Path) -> None:
     batch = reference(tiny_model, 3, torch.float32).batch
     turned = TrainingBatch(samples=batch.samples[::-1], temperature=batch.temperature)
     results = []
@@ -102,7 +104,7 @@ def test_order_of_arrival_does_not_change_a_bit(tiny_model: Path) -> None:
     assert all((a == b).all() for a, b in zip(first.logprobs, second.logprobs[::-1], strict=True))
 
 
-def test_prefix_sharing_puts_each_prompt_through_the_network_once(tiny_model: Path) -> None:
+def test_gradient_parity_prefix_sharing_puts_each_prompt_through_the_network_once(tiny_model: Path) -> None:
     batch = reference(tiny_model, 4, torch.float32).batch
     shared, alone = (
         TorchBackend(make_spec(tiny_model, share_prefix=share)).train_step(batch, LOSS).num_tokens
@@ -115,7 +117,7 @@ def test_prefix_sharing_puts_each_prompt_through_the_network_once(tiny_model: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share_prefix", [True, False])
-def test_the_default_model_gets_the_reference_gradient(default_model: Path, share_prefix: bool) -> None:
+def test_gradient_parity_the_default_model_gets_the_reference_gradient(default_model: Path, share_prefix: bool) -> None:
     shape = {"groups": 2, "group_size": 3, "prompt": (30, 40), "response": (8, 32), "vocab": 40_000}
     expected = reference(default_model, 5, torch.float32, **shape)
     settings = {"share_prefix": share_prefix, "max_tokens_per_micro_batch": 150, "num_threads": None}

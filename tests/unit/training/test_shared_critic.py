@@ -42,7 +42,7 @@ def set_head(backend: TorchBackend) -> tuple[torch.Tensor, float]:
     return weight[0], 0.25
 
 
-def test_values_are_the_head_on_the_policys_hidden_states(tiny_model: Path) -> None:
+def test_shared_critic_values_are_the_head_on_the_policys_hidden_states(tiny_model: Path) -> None:
     batch = make_batch(1)
     backend = TorchBackend(spec_of(tiny_model), precision=DOUBLE)
     assert not np.concatenate(values_of(backend, batch)).any()  # the head begins at 0
@@ -58,7 +58,7 @@ def test_values_are_the_head_on_the_policys_hidden_states(tiny_model: Path) -> N
 
 
 @pytest.mark.parametrize("settings", LAYOUTS, ids=str)
-def test_the_gradient_is_that_of_both_losses(tiny_model: Path, settings: dict[str, Any]) -> None:
+def test_shared_critic_the_gradient_is_that_of_both_losses(tiny_model: Path, settings: dict[str, Any]) -> None:
     batch = valued(make_batch(2))
     backend = TorchBackend(spec_of(tiny_model, **settings), precision=DOUBLE)
     weight, bias = set_head(backend)
@@ -75,7 +75,7 @@ def test_the_gradient_is_that_of_both_losses(tiny_model: Path, settings: dict[st
     assert relative_error({n: expected[n] for n in grads_of(plain)}, grads_of(plain)) > 1e-2
 
 
-def test_finite_differences_agree_with_the_gradient_in_values_and_log_probs() -> None:
+def test_shared_critic_finite_differences_agree_with_the_gradient_in_values_and_log_probs() -> None:
     rng = np.random.default_rng(0)
     given = {n: torch.from_numpy(rng.normal(size=7)) for n in ("logprobs", "values", "old_values", "returns")}
     advantages = torch.from_numpy(rng.normal(size=7))
@@ -101,7 +101,7 @@ def test_finite_differences_agree_with_the_gradient_in_values_and_log_probs() ->
             assert tensor.grad[i].item() == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-6, abs=1e-9)
 
 
-def test_an_experts_tokens_have_no_value_to_learn(tiny_model: Path) -> None:
+def test_shared_critic_an_experts_tokens_have_no_value_to_learn(tiny_model: Path) -> None:
     batch = valued(make_batch(3))
     samples = [
         dataclasses.replace(s, expert=True, returns=None, old_values=None) if i % 3 == 0 else s
@@ -125,7 +125,9 @@ def test_an_experts_tokens_have_no_value_to_learn(tiny_model: Path) -> None:
     assert relative_error(found, {n: share * g for n, g in grads_of(other).items()}) <= 1e-6
 
 
-def test_the_head_has_its_own_rate_and_stays_out_of_weights_and_exports(tiny_model: Path, tmp_path: Path) -> None:
+def test_shared_critic_the_head_has_its_own_rate_and_stays_out_of_weights_and_exports(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     backend = TorchBackend(spec_of(tiny_model, rate=1e-2, learning_rate=1e-4))
     before = {n: p.detach().clone() for n, p in backend.masters.parameters.items()}
     backend.train_step(valued(make_batch(2)), LOSS)
@@ -140,7 +142,9 @@ def test_the_head_has_its_own_rate_and_stays_out_of_weights_and_exports(tiny_mod
 
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=2)])
-def test_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(tiny_model: Path, tmp_path: Path, lora: Any) -> None:
+def test_shared_critic_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(
+    tiny_model: Path, tmp_path: Path, lora: Any
+) -> None:
     first = TorchBackend(spec_of(tiny_model, lora=lora))
     first.train_step(valued(make_batch(1)), LOSS)
     first.save(tmp_path / "state")
@@ -156,7 +160,7 @@ def test_a_loaded_trainer_goes_on_as_if_it_had_never_stopped(tiny_model: Path, t
         without.load(tmp_path / "state")
 
 
-def test_log_probs_and_values_of_one_pass_are_those_of_two(tiny_model: Path) -> None:
+def test_shared_critic_log_probs_and_values_of_one_pass_are_those_of_two(tiny_model: Path) -> None:
     backend, batch = TorchBackend(spec_of(tiny_model), precision=DOUBLE), make_batch(2)
     set_head(backend)
     found = backend.forward(batch, ["logprobs", "values"])
@@ -167,6 +171,6 @@ def test_log_probs_and_values_of_one_pass_are_those_of_two(tiny_model: Path) -> 
         assert np.concatenate(found[name]).any()
 
 
-def test_a_policy_without_a_head_has_no_values(tiny_model: Path) -> None:
+def test_shared_critic_a_policy_without_a_head_has_no_values(tiny_model: Path) -> None:
     with pytest.raises(UnsupportedError, match="values"):
         values_of(TorchBackend(make_spec(tiny_model)), make_batch())

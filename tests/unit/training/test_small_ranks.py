@@ -18,7 +18,7 @@ from roll.training.memory.eight_bit import read_moments
 pytestmark = pytest.mark.slow
 
 
-def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
+def test_small_ranks_two_ranks_do_what_one_does(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", hidden=64)
     one = work(model, tmp_path, "one")
     run_ranks(run_rank, (tmp_path, model), 2)

@@ -27,7 +27,9 @@ def said(trainer: TorchBackend, version: int | None = None) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [False, True])
-def test_snapshots_say_the_bits_of_their_version_and_change_nothing(tiny_model: Path, dtype: str, lora: bool) -> None:
+def test_policy_snapshots_say_the_bits_of_their_version_and_change_nothing(
+    tiny_model: Path, dtype: str, lora: bool
+) -> None:
     spec = make_spec(tiny_model, dtype=dtype)
     if lora:
         spec = dataclasses.replace(spec, model=spec.model.model_copy(update={"lora": LoRAConfig(rank=2)}))
@@ -52,7 +54,7 @@ def test_snapshots_say_the_bits_of_their_version_and_change_nothing(tiny_model: 
     assert {copy.dtype for copy in kept.values()} <= {getattr(torch, dtype), torch.float32}
 
 
-def test_snapshots_give_the_current_weights_back_where_a_pass_fails() -> None:
+def test_policy_snapshots_give_the_current_weights_back_where_a_pass_fails() -> None:
     weight = torch.tensor([1.0, 2.0])
     snapshots = Snapshots({"w": weight}, torch.float32)
     snapshots.keep(0, [0])
@@ -63,7 +65,7 @@ def test_snapshots_give_the_current_weights_back_where_a_pass_fails() -> None:
     assert weight.tolist() == [6.0, 7.0]
 
 
-def test_snapshots_that_nothing_needs_are_let_go() -> None:
+def test_policy_snapshots_that_nothing_needs_are_let_go() -> None:
     snapshots = Snapshots({"w": torch.zeros(1)}, torch.float32)
     for version in range(6):
         snapshots.keep(version, range(version - 2, version + 1))
@@ -72,7 +74,7 @@ def test_snapshots_that_nothing_needs_are_let_go() -> None:
     assert snapshots.versions == ()
 
 
-def test_snapshots_of_a_role_that_is_not_trained_are_refused(tiny_model: Path) -> None:
+def test_policy_snapshots_of_a_role_that_is_not_trained_are_refused(tiny_model: Path) -> None:
     reference = TorchBackend(dataclasses.replace(make_spec(tiny_model), role="reference"))
     with pytest.raises(UnsupportedError, match="reference"):
         reference.keep_snapshot(0, [0])

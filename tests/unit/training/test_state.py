@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path: Path, name: str) -> None:
+def test_trainer_state_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path: Path, name: str) -> None:
     batches = [make_batch(seed) for seed in range(4)]
     straight = TorchBackend(make_spec(tiny_model, **SETTINGS[name]))
     expected = [straight.train_step(batch, PolicyLoss()) for batch in batches]
@@ -52,7 +52,7 @@ def test_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tmp_path:
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(second.weights(), straight.weights(), strict=True))
 
 
-def test_a_fresh_trainer_can_be_saved_and_loaded(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_state_a_fresh_trainer_can_be_saved_and_loaded(tiny_model: Path, tmp_path: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     backend.save(tmp_path / "trainer")
     backend.train_step(make_batch(), PolicyLoss())
@@ -64,7 +64,7 @@ def test_a_fresh_trainer_can_be_saved_and_loaded(tiny_model: Path, tmp_path: Pat
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(backend.weights(), fresh.weights(), strict=True))
 
 
-def test_loading_leaves_the_networks_copy_equal_to_the_masters(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_state_loading_leaves_the_networks_copy_equal_to_the_masters(tiny_model: Path, tmp_path: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
     backend.train_step(make_batch(), PolicyLoss())
     expected = logprobs_of(backend, make_batch(3))
@@ -74,7 +74,7 @@ def test_loading_leaves_the_networks_copy_equal_to_the_masters(tiny_model: Path,
     assert all((a == b).all() for a, b in zip(logprobs_of(other, make_batch(3)), expected, strict=True))
 
 
-def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_state_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     TorchBackend(make_spec(tiny_model)).save(tmp_path / "trainer")
     deeper = TorchBackend(make_spec(write_tiny_model(tmp_path / "deeper", layers=3)))
     with pytest.raises(CheckpointError, match="belongs to another model"):
@@ -98,7 +98,7 @@ DAMAGE: list[tuple[str, dict[str, torch.Tensor], str]] = [
 
 
 @pytest.mark.parametrize(("instead", "says"), [each[1:] for each in DAMAGE], ids=[each[0] for each in DAMAGE])
-def test_numbers_that_no_trainer_writes_are_refused(
+def test_trainer_state_numbers_that_no_trainer_writes_are_refused(
     tiny_model: Path, tmp_path: Path, instead: dict[str, torch.Tensor], says: str
 ) -> None:
     """Each would end a later step, or change it."""
@@ -114,7 +114,7 @@ def test_numbers_that_no_trainer_writes_are_refused(
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-def test_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_state_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     with pytest.raises(CheckpointError, match="cannot be read"):
         backend.load(tmp_path / "nothing")
@@ -128,7 +128,7 @@ def test_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path:
         backend.load(tmp_path / "trainer")
 
 
-def test_a_state_written_while_training_goes_on_is_that_of_the_step_it_began_at(
+def test_trainer_state_a_state_written_while_training_goes_on_is_that_of_the_step_it_began_at(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
@@ -147,7 +147,9 @@ def test_a_state_written_while_training_goes_on_is_that_of_the_step_it_began_at(
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
-def test_a_state_that_cannot_be_written_in_the_background_is_said_once(tiny_model: Path, tmp_path: Path) -> None:
+def test_trainer_state_a_state_that_cannot_be_written_in_the_background_is_said_once(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     (tmp_path / "file").touch()
     backend.save(tmp_path / "file" / "state", background=True)
@@ -159,7 +161,7 @@ def test_a_state_that_cannot_be_written_in_the_background_is_said_once(tiny_mode
     backend.load(tmp_path / "state")
 
 
-def test_a_disk_that_is_full_is_named_wherever_it_fails(
+def test_trainer_state_a_disk_that_is_full_is_named_wherever_it_fails(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model))
@@ -187,7 +189,7 @@ def test_a_disk_that_is_full_is_named_wherever_it_fails(
             backend.written(wait=True)
 
 
-def test_a_state_of_which_there_is_no_room_for_a_copy_is_not_written(
+def test_trainer_state_a_state_of_which_there_is_no_room_for_a_copy_is_not_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model))

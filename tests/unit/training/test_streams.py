@@ -27,7 +27,7 @@ def steps(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("run", ["plain", "bfloat16", "layers again", "8 bits", "adapters"])
-def test_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
+def test_offload_stream_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
     with mock.patch.object(saved, "MIN_BYTES", 1), mock.patch("roll.training.memory.eight_bit.native", lambda: None):
         expected = steps(tiny_model, RUNS[run])
         with device_of_streams() as streams:
@@ -51,7 +51,7 @@ def use(memory: MainMemory, weight: Tensor) -> None:
     assert len(taken) == 6
 
 
-def test_main_memory_has_no_race() -> None:
+def test_offload_stream_main_memory_has_no_race() -> None:
     with device_of_streams() as streams:
         use(MainMemory(HERE), torch.ones(8, 8))
         assert not streams.races
@@ -70,13 +70,13 @@ def without_waiting(*_: Any) -> None:
         ("streams.Event.synchronize", "add on host does not wait for side 1"),
     ],
 )
-def test_a_wait_that_is_left_out_is_found(path: str, race: str) -> None:
+def test_offload_stream_a_wait_that_is_left_out_is_found(path: str, race: str) -> None:
     with device_of_streams() as streams, mock.patch(path, without_waiting):
         use(MainMemory(HERE), torch.ones(8, 8))
         assert race in streams.races
 
 
-def test_what_comes_back_waits_for_what_went_away() -> None:
+def test_offload_stream_what_comes_back_waits_for_what_went_away() -> None:
     def only_away(stream: Stream, other: Stream) -> None:
         if stream.name != "main":
             wait(stream, other)
@@ -87,7 +87,7 @@ def test_what_comes_back_waits_for_what_went_away() -> None:
         assert "to on main does not wait for side 1" in streams.races
 
 
-def test_what_is_copied_to_the_device_is_a_copy_of_its_own() -> None:
+def test_offload_stream_what_is_copied_to_the_device_is_a_copy_of_its_own() -> None:
     def straight(memory: MainMemory, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 

@@ -92,7 +92,7 @@ def same(backend: TorchBackend, batch: TrainingBatch, loss: Any, expected: torch
 
 @BY_LAYOUT
 @pytest.mark.parametrize("form", KINDS[:3], ids=lambda f: f.kind)
-def test_divergence_from_the_teacher_of_each_domain(
+def test_teacher_divergence_from_the_teacher_of_each_domain(
     tiny_model: Path, teachers: tuple[Path, ...], form: Divergence, settings: dict[str, Any]
 ) -> None:
     batch = two_domains(make_batch(2))
@@ -103,7 +103,7 @@ def test_divergence_from_the_teacher_of_each_domain(
 
 
 @BY_LAYOUT
-def test_a_temperature_of_its_own_beside_entropy_and_a_reference(
+def test_teacher_a_temperature_of_its_own_beside_entropy_and_a_reference(
     tiny_model: Path, teachers: tuple[Path, ...], settings: dict[str, Any]
 ) -> None:
     """Everything at once: each part is where it would be alone."""
@@ -137,7 +137,9 @@ def topped(batch: TrainingBatch, teacher: Any, k: int) -> TrainingBatch:
 
 
 @BY_LAYOUT
-def test_likeliest_tokens_of_a_teacher(tiny_model: Path, teachers: tuple[Path, ...], settings: dict[str, Any]) -> None:
+def test_teacher_likeliest_tokens_of_a_teacher(
+    tiny_model: Path, teachers: tuple[Path, ...], settings: dict[str, Any]
+) -> None:
     student, teacher = (load_causal_lm(p, torch.float64, attention="sdpa") for p in (tiny_model, teachers[0]))
     batch = topped(make_batch(4), teacher, 5)
 
@@ -155,7 +157,7 @@ def test_likeliest_tokens_of_a_teacher(tiny_model: Path, teachers: tuple[Path, .
     assert metrics["sft/nll"] == pytest.approx(metrics["distill/nll"])
 
 
-def test_a_trainer_says_a_teachers_likeliest_tokens(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
+def test_teacher_a_trainer_says_a_teachers_likeliest_tokens(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
     batch, model = make_batch(5), load_causal_lm(teachers[0], torch.float64, attention="sdpa")
     first = dataclasses.replace(batch.samples[0], loss_mask=np.zeros(len(batch.samples[0]), np.bool_))
     batch = dataclasses.replace(batch, samples=(first, *batch.samples[1:]))
@@ -172,7 +174,7 @@ def test_a_trainer_says_a_teachers_likeliest_tokens(tiny_model: Path, teachers: 
         backend.forward(batch, ["top_logprobs"])
 
 
-def test_a_teacher_stays_and_is_no_part_of_what_is_trained_or_sent(
+def test_teacher_a_teacher_stays_and_is_no_part_of_what_is_trained_or_sent(
     tiny_model: Path, teachers: tuple[Path, ...]
 ) -> None:
     backend, plain = build(tiny_model, teachers), build(tiny_model, ())
@@ -185,7 +187,9 @@ def test_a_teacher_stays_and_is_no_part_of_what_is_trained_or_sent(
     assert backend.masters.parameters.keys() == plain.masters.parameters.keys()
 
 
-def test_with_adapters_the_first_step_is_that_of_the_whole_model(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
+def test_teacher_with_adapters_the_first_step_is_that_of_the_whole_model(
+    tiny_model: Path, teachers: tuple[Path, ...]
+) -> None:
     batch, loss = two_domains(make_batch(6)), DistillationLoss()
     adapted, plain = (build(tiny_model, teachers, lora=lora) for lora in (LoRAConfig(rank=2), None))
     assert adapted.train_step(batch, loss).loss == pytest.approx(plain.train_step(batch, loss).loss, rel=LIMIT)
@@ -194,7 +198,7 @@ def test_with_adapters_the_first_step_is_that_of_the_whole_model(tiny_model: Pat
     assert any(grad.any() for grad in grads.values())
 
 
-def test_a_student_comes_to_say_what_its_teacher_says(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
+def test_teacher_a_student_comes_to_say_what_its_teacher_says(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
     batch = make_batch(7)
     for loss, given in (
         (DistillationLoss(), batch),
@@ -205,7 +209,7 @@ def test_a_student_comes_to_say_what_its_teacher_says(tiny_model: Path, teachers
         assert losses[-1] < 0.7 * losses[0]
 
 
-def test_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
+def test_teacher_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path, ...]) -> None:
     batch = make_batch(8)
     with pytest.raises(ValueError, match=r"asks for teacher 0 .counted from 0., and the trainer has 0"):
         build(tiny_model, ()).train_step(batch, DistillationLoss())
@@ -226,7 +230,7 @@ def test_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path, ...]) 
         build(tiny_model, teachers).train_step(batch, different)
 
 
-def test_another_vocabulary_is_refused(tiny_model: Path, teachers: tuple[Path, ...], tmp_path: Path) -> None:
+def test_teacher_another_vocabulary_is_refused(tiny_model: Path, teachers: tuple[Path, ...], tmp_path: Path) -> None:
     other = shutil.copytree(teachers[0], tmp_path / "other")
     path = other / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
@@ -240,7 +244,7 @@ def test_another_vocabulary_is_refused(tiny_model: Path, teachers: tuple[Path, .
 
 @pytest.mark.parametrize("form", [Divergence(), Divergence(kind="jsd", beta=0.3)], ids=lambda f: f.kind)
 @pytest.mark.parametrize("longer", ["teacher", "student"])
-def test_rows_that_one_model_has_beyond_the_other_are_not_compared(
+def test_teacher_rows_that_one_model_has_beyond_the_other_are_not_compared(
     tiny_model: Path, teachers: tuple[Path, ...], tmp_path: Path, longer: str, form: Divergence
 ) -> None:
     """Models of one tokenizer, whose projections are padded to different sizes."""

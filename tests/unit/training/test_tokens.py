@@ -17,7 +17,9 @@ def group(size: int, rank: int = 0, **more: Any) -> Any:
     return SimpleNamespace(size=lambda: size, rank=lambda: rank, **more)
 
 
-def test_heads_that_are_fewer_than_ranks_go_to_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallel_tokens_heads_that_are_fewer_than_ranks_go_to_neighbours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As attention's queries: the first half of the ranks has the first head of keys."""
     monkeypatch.setattr(tokens, "exchange", lambda parts, of: parts)
     states = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]])  # three tokens, two heads
@@ -27,14 +29,14 @@ def test_heads_that_are_fewer_than_ranks_go_to_neighbours(monkeypatch: pytest.Mo
         TokenShare(cp=group(3)).heads_for_tokens(states)
 
 
-def test_tokens_come_back_where_heads_went(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallel_tokens_come_back_where_heads_went(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokens, "exchange", lambda parts, of: parts)
     states = torch.arange(24.0).view(3, 4, 2)
     share = TokenShare(cp=group(2))
     assert torch.equal(share.tokens_for_heads(share.heads_for_tokens(states)), states)
 
 
-def test_all_heads_are_in_the_model_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallel_tokens_all_heads_are_in_the_model_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """tp divides heads first, and cp those of a tp rank."""
 
     def gathered(own: Tensor, of: Any) -> Tensor:
@@ -45,7 +47,7 @@ def test_all_heads_are_in_the_model_s_order(monkeypatch: pytest.MonkeyPatch) -> 
     assert share.all_heads(torch.tensor([0])).tolist() == [0, 1, 2, 3]
 
 
-def test_all_tokens_are_in_the_row_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_parallel_tokens_all_tokens_are_in_the_row_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """cp divides tokens first, and tp those of a slice."""
     monkeypatch.setattr(tokens, "gather", lambda own, of: torch.cat([own, own + of.step]))
     share = TokenShare(tp=group(2, step=1), cp=group(2, step=2))

@@ -29,7 +29,7 @@ def nan_loss(inputs: LossInputs) -> LossOutputs:
 nan_loss.needs = Needs()
 
 
-def test_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> None:
+def test_train_step_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> None:
     batch = make_batch()
     settings = {"weight_decay": 0.1, "max_grad_norm": 0.5, "beta2": 0.99, "warmup_steps": 2}
     backend = TorchBackend(make_spec(tiny_model, **settings))
@@ -53,7 +53,9 @@ def test_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> Non
     torch.testing.assert_close(dict(backend.weights())[name].double(), weight, rtol=1e-5, atol=1e-7)
 
 
-def test_the_last_micro_batch_of_a_step_is_said_to_be(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_step_the_last_micro_batch_of_a_step_is_said_to_be(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """DeepSpeed adds up over ranks, and steps, at that one."""
     backend = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=45))
     said: list[bool] = []
@@ -62,7 +64,7 @@ def test_the_last_micro_batch_of_a_step_is_said_to_be(tiny_model: Path, monkeypa
     assert len(said) > 2 and said == [False] * (len(said) - 1) + [True]
 
 
-def test_norms_are_not_decayed(tiny_model: Path) -> None:
+def test_train_step_norms_are_not_decayed(tiny_model: Path) -> None:
     before = TorchBackend(make_spec(tiny_model)).weights()
     batch = dataclasses.replace(
         make_batch(), samples=tuple(dataclasses.replace(s, advantages=0 * s.advantages) for s in make_batch().samples)
@@ -73,7 +75,7 @@ def test_norms_are_not_decayed(tiny_model: Path) -> None:
         torch.testing.assert_close(new, old if old.ndim == 1 else old * 0.95, msg=name)
 
 
-def test_logprobs_equal_those_of_the_model_alone_for_every_token(tiny_model: Path) -> None:
+def test_train_step_logprobs_equal_those_of_the_model_alone_for_every_token(tiny_model: Path) -> None:
     batch = make_batch(8)
     model = load_causal_lm(tiny_model, torch.float32, attention="eager")
     expected = reference_logprobs(model, batch)
@@ -85,7 +87,7 @@ def test_logprobs_equal_those_of_the_model_alone_for_every_token(tiny_model: Pat
         np.testing.assert_allclose(values, reference.detach().numpy(), atol=1e-5)
 
 
-def test_a_step_returns_the_logprobs_of_its_forward_pass_in_the_order_of_the_batch(tiny_model: Path) -> None:
+def test_train_step_a_step_returns_the_logprobs_of_its_forward_pass_in_the_order_of_the_batch(tiny_model: Path) -> None:
     batch = make_batch(9)
     backend = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=50))
     before = logprobs_of(backend, batch)
@@ -95,7 +97,7 @@ def test_a_step_returns_the_logprobs_of_its_forward_pass_in_the_order_of_the_bat
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(before, logprobs_of(backend, batch), strict=True))
 
 
-def test_without_old_logprobs_the_ratio_is_one_and_with_them_it_is_theirs(tiny_model: Path) -> None:
+def test_train_step_without_old_logprobs_the_ratio_is_one_and_with_them_it_is_theirs(tiny_model: Path) -> None:
     batch = make_batch(9)
     backend = TorchBackend(make_spec(tiny_model))
     old = logprobs_of(backend, batch)
@@ -108,7 +110,7 @@ def test_without_old_logprobs_the_ratio_is_one_and_with_them_it_is_theirs(tiny_m
     assert abs(mean - 1) > 1e-4
 
 
-def test_tokens_outside_the_loss_mask_never_move_the_loss(tiny_model: Path) -> None:
+def test_train_step_tokens_outside_the_loss_mask_never_move_the_loss(tiny_model: Path) -> None:
     batch = make_batch(11)
     noisy = []
     for sample in batch.samples:
@@ -129,7 +131,7 @@ def test_tokens_outside_the_loss_mask_never_move_the_loss(tiny_model: Path) -> N
     assert results[0].metrics == results[1].metrics
 
 
-def test_counts_are_those_of_the_batch(tiny_model: Path) -> None:
+def test_train_step_counts_are_those_of_the_batch(tiny_model: Path) -> None:
     batch = make_batch(12)
     result = TorchBackend(make_spec(tiny_model, share_prefix=False)).train_step(batch, PolicyLoss())
     assert result.num_loss_tokens == sum(int(s.loss_mask.sum()) for s in batch.samples)
@@ -139,7 +141,9 @@ def test_counts_are_those_of_the_batch(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_non_finite_gradients_move_nothing_and_stop_the_run_at_the_limit(tiny_model: Path, dtype: str) -> None:
+def test_train_step_non_finite_gradients_move_nothing_and_stop_the_run_at_the_limit(
+    tiny_model: Path, dtype: str
+) -> None:
     batch = make_batch()
     backend = TorchBackend(make_spec(tiny_model, dtype=dtype, max_nonfinite_steps=2, warmup_steps=5))
     backend.train_step(batch, PolicyLoss())
@@ -157,14 +161,14 @@ def test_non_finite_gradients_move_nothing_and_stop_the_run_at_the_limit(tiny_mo
         backend.train_step(batch, nan_loss)
 
 
-def test_a_batch_without_loss_tokens_is_refused(tiny_model: Path) -> None:
+def test_train_step_a_batch_without_loss_tokens_is_refused(tiny_model: Path) -> None:
     batch = make_batch()
     silent = tuple(dataclasses.replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in batch.samples)
     with pytest.raises(ValueError, match="at least one token"):
         TorchBackend(make_spec(tiny_model)).train_step(TrainingBatch(samples=silent), PolicyLoss())
 
 
-def test_samples_without_loss_tokens_are_left_out_and_get_zeros(tiny_model: Path) -> None:
+def test_train_step_samples_without_loss_tokens_are_left_out_and_get_zeros(tiny_model: Path) -> None:
     batch = make_batch()
     silent = dataclasses.replace(batch.samples[1], loss_mask=np.zeros_like(batch.samples[1].loss_mask))
     mixed = dataclasses.replace(batch, samples=(batch.samples[0], silent))
@@ -174,7 +178,7 @@ def test_samples_without_loss_tokens_are_left_out_and_get_zeros(tiny_model: Path
     assert not found.logprobs[1].any()
 
 
-def test_bfloat16_keeps_float32_masters_that_small_updates_still_move(tiny_model: Path) -> None:
+def test_train_step_bfloat16_keeps_float32_masters_that_small_updates_still_move(tiny_model: Path) -> None:
     batch = make_batch()
     backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16", learning_rate=1e-6))
     name = "model.layers.0.mlp.up_proj.weight"
@@ -188,7 +192,7 @@ def test_bfloat16_keeps_float32_masters_that_small_updates_still_move(tiny_model
     assert torch.equal(dict(backend.weights())[name], backend.masters.full(name).bfloat16())
 
 
-def test_bfloat16_gradients_are_added_up_in_float32(tiny_model: Path) -> None:
+def test_train_step_bfloat16_gradients_are_added_up_in_float32(tiny_model: Path) -> None:
     batch = make_batch(0, groups=8)
     whole, parts = (
         TorchBackend(make_spec(tiny_model, dtype="bfloat16", max_tokens_per_micro_batch=budget)) for budget in (4096, 1)
@@ -201,7 +205,7 @@ def test_bfloat16_gradients_are_added_up_in_float32(tiny_model: Path) -> None:
     assert not torch.equal(grad, grad.bfloat16().float())  # more digits than bfloat16 has
 
 
-def test_two_equal_trainers_stay_equal_bit_for_bit(tiny_model: Path) -> None:
+def test_train_step_two_equal_trainers_stay_equal_bit_for_bit(tiny_model: Path) -> None:
     results = []
     for _ in range(2):
         backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
@@ -213,7 +217,7 @@ def test_two_equal_trainers_stay_equal_bit_for_bit(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("token", [-1, 260, 10**6])
-def test_a_token_that_the_model_does_not_have_is_named(tiny_model: Path, place: int, token: int) -> None:
+def test_train_step_a_token_that_the_model_does_not_have_is_named(tiny_model: Path, place: int, token: int) -> None:
     backend, batch = TorchBackend(make_spec(tiny_model)), make_batch()
     tokens = batch.samples[-1].token_ids.copy()
     tokens[place] = token
@@ -225,7 +229,7 @@ def test_a_token_that_the_model_does_not_have_is_named(tiny_model: Path, place: 
             go()
 
 
-def test_the_time_of_an_update_ends_when_the_device_has_made_it(
+def test_train_step_the_time_of_an_update_ends_when_the_device_has_made_it(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device goes on computing after it was asked; the clock of this test stands still but for that."""

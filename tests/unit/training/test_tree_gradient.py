@@ -121,14 +121,16 @@ def compare(model: Path, other: Path, name: str, batch: TrainingBatch, **trainin
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_every_loss_has_the_gradient_of_separate_samples(tiny_model: Path, other_model: Path, name: str) -> None:
+def test_tree_gradient_every_loss_has_the_gradient_of_separate_samples(
+    tiny_model: Path, other_model: Path, name: str
+) -> None:
     batch = everything(branching_batch(1), load_causal_lm(tiny_model, torch.float64, attention="sdpa"))
     compare(tiny_model, other_model, name, batch, max_tokens_per_micro_batch=120)
 
 
 @pytest.mark.parametrize("name", ["tokens", "sequences"])
 @pytest.mark.parametrize("settings", [{}, {"max_tokens_per_micro_batch": 25}, {"activation_checkpointing": True}])
-def test_micro_batches_and_checkpointing_change_nothing(
+def test_tree_gradient_micro_batches_and_checkpointing_change_nothing(
     tiny_model: Path, other_model: Path, name: str, settings: dict[str, Any]
 ) -> None:
     batch = everything(branching_batch(2, units=3), load_causal_lm(tiny_model, torch.float64, attention="sdpa"))
@@ -137,7 +139,7 @@ def test_micro_batches_and_checkpointing_change_nothing(
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**16), st.integers(4, 14), st.sampled_from([(1, 4), (4, 12), (30, 60)]))
-def test_any_tree_has_the_gradient_of_separate_samples(
+def test_tree_gradient_any_tree_has_the_gradient_of_separate_samples(
     tiny_model: Path, other_model: Path, seed: int, size: int, grown: tuple[int, int]
 ) -> None:
     model = load_causal_lm(tiny_model, torch.float64, attention="sdpa")
@@ -148,7 +150,7 @@ def test_any_tree_has_the_gradient_of_separate_samples(
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("budget", [1, 60, 10_000])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_loss_that_pools_over_a_sequence_gets_it_whole(ranks: int, budget: int, share: bool) -> None:
+def test_tree_gradient_a_loss_that_pools_over_a_sequence_gets_it_whole(ranks: int, budget: int, share: bool) -> None:
     batch = branching_batch(5, units=2)
     packed = pack(batch.samples, max_tokens=budget, share_prefix=share, num_ranks=ranks, whole_sequences=True)
     homes: dict[str, set[tuple[int, int]]] = {}
@@ -164,7 +166,7 @@ def test_a_loss_that_pools_over_a_sequence_gets_it_whole(ranks: int, budget: int
 
 
 @pytest.mark.parametrize("level", ["sequence", "token"])
-def test_a_rollout_of_several_samples_counts_once(tiny_model: Path, level: Any) -> None:
+def test_tree_gradient_a_rollout_of_several_samples_counts_once(tiny_model: Path, level: Any) -> None:
     """Both ways of a mean over rollouts: its samples in one micro-batch, or in several."""
     batch = branching_batch(3)
     loss = PolicyLoss(ratio_level=level, correction=Correction(upper=None))

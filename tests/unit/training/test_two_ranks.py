@@ -48,13 +48,13 @@ def _other(directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["float32", "checkpointing"])
-def test_loss_and_gradient_equal_the_reference(found: dict[str, Any], expected: Reference, name: str) -> None:
+def test_two_ranks_loss_and_gradient_equal_the_reference(found: dict[str, Any], expected: Reference, name: str) -> None:
     result = found[name]["result"]
     assert abs(result.loss - expected.loss) <= 1e-5 * result.metrics["policy/loss_scale"]
     assert relative_error(found[name]["grads"], expected.grads) <= 1e-5
 
 
-def test_in_float64_the_gradient_equals_that_of_one_rank(
+def test_two_ranks_in_float64_the_gradient_equals_that_of_one_rank(
     found: dict[str, Any], tiny_model: Path, expected: Reference
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model), precision=Precision.of("float64"))
@@ -63,7 +63,7 @@ def test_in_float64_the_gradient_equals_that_of_one_rank(
     assert relative_error(found["float64"]["grads"], grads_of(backend)) <= 1e-6
 
 
-def test_rollouts_whose_samples_fork_have_the_gradient_of_separate_samples(
+def test_two_ranks_rollouts_whose_samples_fork_have_the_gradient_of_separate_samples(
     found: dict[str, Any], tiny_model: Path
 ) -> None:
     alone = TorchBackend(make_spec(tiny_model, share_prefix=False), precision=Precision.of("float64"))
@@ -73,7 +73,9 @@ def test_rollouts_whose_samples_fork_have_the_gradient_of_separate_samples(
     assert relative_error(found["branching"]["grads"], grads_of(alone)) <= 1e-6
 
 
-def test_every_rank_returns_the_same_step(found: dict[str, Any], other: dict[str, Any], tiny_model: Path) -> None:
+def test_two_ranks_every_rank_returns_the_same_step(
+    found: dict[str, Any], other: dict[str, Any], tiny_model: Path
+) -> None:
     result, twin = found["float32"]["result"], other["float32"]["result"]
     assert (result.loss, result.grad_norm, result.metrics) == (twin.loss, twin.grad_norm, twin.metrics)
     one = TorchBackend(make_spec(tiny_model, **SMALL)).train_step(reference(tiny_model, 0, torch.float32).batch, LOSS)
@@ -83,7 +85,9 @@ def test_every_rank_returns_the_same_step(found: dict[str, Any], other: dict[str
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_a_rank_without_work_adds_nothing(found: dict[str, Any], tiny_model: Path, expected: Reference) -> None:
+def test_two_ranks_a_rank_without_work_adds_nothing(
+    found: dict[str, Any], tiny_model: Path, expected: Reference
+) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     one = dataclasses.replace(expected.batch, samples=expected.batch.samples[:1])
     result = backend.train_step(one, LOSS)
@@ -92,7 +96,7 @@ def test_a_rank_without_work_adds_nothing(found: dict[str, Any], tiny_model: Pat
     assert relative_error(found["idle rank"]["grads"], grads_of(backend)) <= 1e-5
 
 
-def test_bfloat16_gradients_are_reduced_in_float32_and_near_the_exact_ones(
+def test_two_ranks_bfloat16_gradients_are_reduced_in_float32_and_near_the_exact_ones(
     found: dict[str, Any], tiny_model: Path
 ) -> None:
     exact, one = (TorchBackend(make_spec(tiny_model, dtype=dtype)) for dtype in ("float32", "bfloat16"))
@@ -103,7 +107,9 @@ def test_bfloat16_gradients_are_reduced_in_float32_and_near_the_exact_ones(
     assert {g.dtype for g in found["bfloat16"].values()} == {torch.float32}
 
 
-def test_lora_trains_and_merges_as_on_one_rank(found: dict[str, Any], tiny_model: Path, expected: Reference) -> None:
+def test_two_ranks_lora_trains_and_merges_as_on_one_rank(
+    found: dict[str, Any], tiny_model: Path, expected: Reference
+) -> None:
     backend = TorchBackend(make_spec(tiny_model, lora=LORA, **SMALL))
     backend.train_step(expected.batch, LOSS)
     assert relative_error(found["lora"]["grads"], grads_of(backend)) <= 1e-5
@@ -114,7 +120,7 @@ def test_lora_trains_and_merges_as_on_one_rank(found: dict[str, Any], tiny_model
         torch.testing.assert_close(a, b.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_only_the_first_rank_gets_weights_and_the_export_holds_them(
+def test_two_ranks_only_the_first_rank_gets_weights_and_the_export_holds_them(
     found: dict[str, Any], other: dict[str, Any], directory: Path
 ) -> None:
     assert [name for name, _ in found["weights"]] == [name for name, _ in other["weights"]]
@@ -123,7 +129,7 @@ def test_only_the_first_rank_gets_weights_and_the_export_holds_them(
     assert all(torch.equal(exported[name], tensor) for name, tensor in found["weights"])
 
 
-def test_logprobs_of_every_token_are_gathered(
+def test_two_ranks_logprobs_of_every_token_are_gathered(
     found: dict[str, Any], other: dict[str, Any], expected: Reference
 ) -> None:
     for sample, mine, twin in zip(expected.batch.samples, found["logprobs"], other["logprobs"], strict=True):
@@ -132,12 +138,14 @@ def test_logprobs_of_every_token_are_gathered(
         assert len(mine) == len(sample)
 
 
-def test_saving_and_loading_under_two_ranks_goes_on_bit_for_bit(found: dict[str, Any]) -> None:
+def test_two_ranks_saving_and_loading_under_two_ranks_goes_on_bit_for_bit(found: dict[str, Any]) -> None:
     after, again = found["after saving"]["result"], found["after loading"]["result"]
     assert (after.loss, after.grad_norm) == (again.loss, again.grad_norm)
 
 
-def test_a_checkpoint_of_one_rank_loads_under_two(found: dict[str, Any], tiny_model: Path, directory: Path) -> None:
+def test_two_ranks_a_checkpoint_of_one_rank_loads_under_two(
+    found: dict[str, Any], tiny_model: Path, directory: Path
+) -> None:
     one = TorchBackend(make_spec(tiny_model, **SMALL))
     one.load(directory / "saved by one")
     assert found["steps"] == one.num_steps == 1
@@ -148,7 +156,9 @@ def test_a_checkpoint_of_one_rank_loads_under_two(found: dict[str, Any], tiny_mo
         torch.testing.assert_close(a, b.detach(), atol=2e-5, rtol=1e-4)
 
 
-def test_a_checkpoint_of_two_ranks_loads_under_one(found: dict[str, Any], tiny_model: Path, directory: Path) -> None:
+def test_two_ranks_a_checkpoint_of_two_ranks_loads_under_one(
+    found: dict[str, Any], tiny_model: Path, directory: Path
+) -> None:
     one = TorchBackend(make_spec(tiny_model, **SMALL))
     one.load(directory / "saved by two")
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(found["weights"], one.weights(), strict=True))
@@ -158,7 +168,7 @@ def test_a_checkpoint_of_two_ranks_loads_under_one(found: dict[str, Any], tiny_m
         torch.testing.assert_close(a, b.detach(), atol=2e-5, rtol=1e-4)
 
 
-def test_several_ranks_need_a_place_to_meet(tiny_model: Path) -> None:
+def test_two_ranks_several_ranks_need_a_place_to_meet(tiny_model: Path) -> None:
     spec = make_spec(tiny_model)
     alone = TrainerSpec(model_path=spec.model_path, model=spec.model, training=spec.training, world_size=2)
     with pytest.raises(PlacementError, match="init_method"):

@@ -29,7 +29,7 @@ def _directory(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_find_what_one_finds(directory: Path, model_path: Path, case: str) -> None:
+def test_two_ranks_distribution_two_ranks_find_what_one_finds(directory: Path, model_path: Path, case: str) -> None:
     first, second = (torch.load(directory / f"{case}-{rank}.pt", weights_only=False) for rank in range(2))
     expected = work(case, model_path)
     limit = 0.05 if case == "bfloat16" else 1e-6
@@ -51,14 +51,18 @@ def test_two_ranks_find_what_one_finds(directory: Path, model_path: Path, case: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_snapshots_of_two_ranks_say_the_bits_of_their_version(directory: Path, case: str) -> None:
+def test_two_ranks_distribution_snapshots_of_two_ranks_say_the_bits_of_their_version(
+    directory: Path, case: str
+) -> None:
     kept = torch.load(directory / f"{case}-1.pt", weights_only=False)["kept"]
     assert all(map(np.array_equal, kept["kept"], kept["before"]))
     assert all(map(np.array_equal, kept["again"], kept["after"]))
     assert not all(map(np.array_equal, kept["before"], kept["after"]))
 
 
-def test_adapters_that_were_off_when_fsdp_first_saw_them_are_trained(directory: Path, model_path: Path) -> None:
+def test_two_ranks_distribution_adapters_that_were_off_when_fsdp_first_saw_them_are_trained(
+    directory: Path, model_path: Path
+) -> None:
     found = torch.load(directory / "lora-0.pt", weights_only=False)
     alone = work("lora", model_path)
     assert all(grad.any() for grad in found["grads"].values())

@@ -20,14 +20,16 @@ from roll.protocols import TrainBackend, WeightSource
 from roll.training import TorchBackend
 
 
-def test_it_is_a_train_backend_with_a_weight_source(tiny_model: Path) -> None:
+def test_trainer_weights_it_is_a_train_backend_with_a_weight_source(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     assert isinstance(backend, TrainBackend)
     assert isinstance(backend.weights(), WeightSource)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_names_are_those_of_the_checkpoint_and_tied_weights_come_once(tmp_path: Path, tied: bool) -> None:
+def test_trainer_weights_names_are_those_of_the_checkpoint_and_tied_weights_come_once(
+    tmp_path: Path, tied: bool
+) -> None:
     model = write_tiny_model(tmp_path / "model", tied=tied)
     checkpoint = load_file(model / "model.safetensors")
     weights = TorchBackend(make_spec(model)).weights()
@@ -37,7 +39,7 @@ def test_names_are_those_of_the_checkpoint_and_tied_weights_come_once(tmp_path: 
     assert all(torch.equal(tensor, checkpoint[name]) for name, tensor in weights)
 
 
-def test_weights_are_read_anew_by_every_iteration(tiny_model: Path) -> None:
+def test_trainer_weights_are_read_anew_by_every_iteration(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     source = backend.weights()
     before = {name: tensor.clone() for name, tensor in source}
@@ -47,7 +49,7 @@ def test_weights_are_read_anew_by_every_iteration(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("lora", [None, LoRAConfig(rank=4, alpha=8.0)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_export_loads_in_transformers_and_gives_the_trainers_logprobs(
+def test_trainer_weights_an_export_loads_in_transformers_and_gives_the_trainers_logprobs(
     tiny_model: Path, tmp_path: Path, lora: LoRAConfig | None, dtype: str
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model, dtype=dtype, lora=lora, learning_rate=0.01))
@@ -71,7 +73,7 @@ def test_an_export_loads_in_transformers_and_gives_the_trainers_logprobs(
     assert {f.stat().st_mode for f in (tmp_path / "export").iterdir()} == {ordinary.stat().st_mode}
 
 
-def test_lora_moves_only_adapters_and_merging_leaves_the_live_network_alone(tiny_model: Path) -> None:
+def test_trainer_weights_lora_moves_only_adapters_and_merging_leaves_the_live_network_alone(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2, alpha=6.0), learning_rate=0.01))
     frozen = {n: p.clone() for n, p in backend.model.named_parameters() if not p.requires_grad}
     assert all("lora_" in name for name in backend.masters.parameters)
@@ -104,17 +106,19 @@ LAYERS = "Name some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_
         ({"rank": 10**12}, "model.lora.rank is 1000000000000, and no linear layer .* has a rank above 32: lower it"),
     ],
 )
-def test_adapters_that_fit_nothing_are_refused(tiny_model: Path, settings: dict[str, Any], said: str) -> None:
+def test_trainer_weights_adapters_that_fit_nothing_are_refused(
+    tiny_model: Path, settings: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ModelError, match=said):
         TorchBackend(make_spec(tiny_model, lora=LoRAConfig(**settings)))
 
 
-def test_adapters_on_chosen_modules_only(tiny_model: Path) -> None:
+def test_trainer_weights_adapters_on_chosen_modules_only(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(target_modules=["q_proj"])))
     assert {n.split(".")[-4] for n in backend.masters.parameters} == {"q_proj"}
 
 
-def test_offloading_on_a_cpu_changes_nothing(tiny_model: Path) -> None:
+def test_trainer_weights_offloading_on_a_cpu_changes_nothing(tiny_model: Path) -> None:
     moved, left = (TorchBackend(make_spec(tiny_model, dtype="bfloat16")) for _ in range(2))
     moved.train_step(make_batch(), PolicyLoss())
     left.train_step(make_batch(), PolicyLoss())

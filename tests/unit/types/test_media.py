@@ -73,12 +73,12 @@ SPANS = st.builds(
 
 
 @given(TOKENS)
-def test_keys_of_texts_are_their_tokens(token_ids: Any) -> None:
+def test_media_keys_of_texts_are_their_tokens(token_ids: Any) -> None:
     assert sequence_key(token_ids) is token_ids
 
 
 @given(TOKENS, SPANS, SPANS)
-def test_keys_are_equal_where_tokens_and_media_are(token_ids: Any, one: MediaSpan, other: MediaSpan) -> None:
+def test_media_keys_are_equal_where_tokens_and_media_are(token_ids: Any, one: MediaSpan, other: MediaSpan) -> None:
     """The placeholders' own ids say nothing: a text that spells them is no picture."""
     a, b = (sequence_key(token_ids, [each]) for each in (one, other))
     assert np.array_equal(a, b) == (one == other)
@@ -89,12 +89,12 @@ def test_keys_are_equal_where_tokens_and_media_are(token_ids: Any, one: MediaSpa
 
 
 @given(SPANS)
-def test_spans_become_json_and_come_back(one: MediaSpan) -> None:
+def test_media_spans_become_json_and_come_back(one: MediaSpan) -> None:
     assert MediaSpan.from_dict(one.to_dict()) == one
 
 
 @pytest.mark.parametrize("media", [[span(start=5)], [span(end=10)], [span(), span(OTHER, 4, 6)], [span(start=-1)]])
-def test_spans_outside_their_sequence_are_refused(media: list[MediaSpan]) -> None:
+def test_media_spans_outside_their_sequence_are_refused(media: list[MediaSpan]) -> None:
     with pytest.raises(DataError, match="in order, without overlap"):
         check_spans(media, 9, "it")
     with pytest.raises(DataError, match="sample 'a' has 9 tokens, and a part of kind 'image'"):
@@ -109,7 +109,7 @@ def test_media_are_cut_as_a_whole() -> None:
         sliced_media(media, 3, 9)
 
 
-def test_shared_prefixes_of_samples_end_where_their_pictures_differ() -> None:
+def test_media_shared_prefixes_of_samples_end_where_their_pictures_differ() -> None:
     """Equal tokens with another picture share two tokens, which are no context, so nothing; the same picture, six."""
     same = shared_blocks(members(sample("a", span()), sample("b", span(), last=5)))
     assert [block.shared for block in same] == [(0, 6)]
@@ -119,13 +119,13 @@ def test_shared_prefixes_of_samples_end_where_their_pictures_differ() -> None:
     assert [block.shared for block in none] == [(0,), (0,)]
 
 
-def test_shared_prefixes_of_texts_are_as_without_media() -> None:
+def test_media_shared_prefixes_of_texts_are_as_without_media() -> None:
     blocks = shared_blocks(members(sample("a"), sample("b", last=5)))
     with_media = shared_blocks(members(sample("a", span()), sample("b", span(), last=5)))
     assert [block.shared for block in blocks] == [block.shared for block in with_media]
 
 
-def test_shared_prefixes_of_samples_end_where_their_positions_differ() -> None:
+def test_media_shared_prefixes_of_samples_end_where_their_positions_differ() -> None:
     own = np.tile(np.arange(9, dtype=np.int32), (3, 1))
     other = own.copy()
     other[1, 3:] += 5
@@ -134,7 +134,7 @@ def test_shared_prefixes_of_samples_end_where_their_positions_differ() -> None:
     assert len(shared_blocks(members(sample("a", positions=own[0]), sample("b")))) == 1  # what a text has
 
 
-def test_layouts_carry_media_once_and_positions_of_three_axes() -> None:
+def test_media_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     own = np.stack([np.arange(9), np.arange(9) // 2, np.arange(9) // 3]).astype(np.int32)
     (block,) = shared_blocks(members(sample("a", span(), positions=own), sample("b", span(), last=5, positions=own)))
     (alone,) = shared_blocks([Member(index=2, sample=replace(sample("c", span(OTHER)), unit=1), num_inputs=8)])
@@ -152,12 +152,12 @@ def test_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     assert plain.rotary_ids is None and plain.media == () and plain.position_ids.tolist() == list(range(8))
 
 
-def test_positions_of_another_shape_are_refused() -> None:
+def test_media_positions_of_another_shape_are_refused() -> None:
     with pytest.raises(DataError, match=r"positions of the shape \(2, 9\): it must be \[L\] or \[3, L\]"):
         sample("a", positions=np.zeros((2, 9), np.int32))
 
 
-def test_kept_answers_are_found_by_tokens_digests_and_positions() -> None:
+def test_media_kept_answers_are_found_by_tokens_digests_and_positions() -> None:
     own = np.tile(np.arange(9, dtype=np.int32), (3, 1))
     samples = [sample("a"), sample("a", span()), sample("a", span(OTHER)), sample("a", positions=own)]
     assert len({kept._key(one) for one in samples}) == 4
@@ -166,7 +166,7 @@ def test_kept_answers_are_found_by_tokens_digests_and_positions() -> None:
     assert kept._key(samples[0]) == digest.digest()
 
 
-def test_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests() -> None:
+def test_media_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests() -> None:
     def key(*media: MediaSpan) -> bytes:
         sampling = SamplingParams(max_new_tokens=2, seed=0)
         request = GenerationRequest(request_id="a", token_ids=sample("a").token_ids, sampling=sampling, media=media)
@@ -176,7 +176,7 @@ def test_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests() -> N
     assert key() == sample("a").token_ids[:-1].astype(np.int64).tobytes()
 
 
-def test_engines_without_the_capability_refuse_media() -> None:
+def test_media_engines_without_the_capability_refuse_media() -> None:
     refuse_media("hf", (), ())
     with pytest.raises(UnsupportedError, match="hf engine consumes texts alone, and was sent a part of kind 'image'"):
         refuse_media("hf", (), (span(),))
@@ -202,13 +202,13 @@ def rollout() -> Rollout:
     )
 
 
-def test_samples_have_the_media_of_their_contexts() -> None:
+def test_media_samples_have_the_media_of_their_contexts() -> None:
     first, second = build_samples(rollout())
     assert first.media == (span(), span(OTHER, 8, 10)) and len(first) == 12
     assert second.media == (span(OTHER, 1, 3),) and len(second) == 6
 
 
-def test_replayed_episodes_are_compared_with_their_media() -> None:
+def test_media_replayed_episodes_are_compared_with_their_media() -> None:
     trajectory = recorded(rollout())
     anchor = Anchor(trajectory=trajectory, num_turns=1)
     played = Played(
@@ -228,7 +228,7 @@ def test_replayed_episodes_are_compared_with_their_media() -> None:
         check_replay(prompt, anchor, replace(played, media=(span(ONE, 2, 4),)))
 
 
-def test_kept_episodes_come_back_with_their_media() -> None:
+def test_media_kept_episodes_come_back_with_their_media() -> None:
     episode = KeptEpisode(domain="d", position=0, trajectory=recorded(rollout()))
     again = KeptEpisode.from_json(episode.to_json()).trajectory
     assert (again.prompt_media, again.media) == (rollout().prompt_media, rollout().media)

@@ -63,7 +63,7 @@ def test_messages_become_json_and_come_back(message: Message) -> None:
 
 
 @given(CONTENTS, CONTENTS)
-def test_contents_have_equal_keys_only_where_they_are_equal(one: Content, other: Content) -> None:
+def test_messages_contents_have_equal_keys_only_where_they_are_equal(one: Content, other: Content) -> None:
     assert (content_key(one) == content_key(other)) == (_flat(one) == _flat(other))
 
 
@@ -81,7 +81,7 @@ def _flat(content: Content) -> list[Any]:
 
 
 @given(TEXTS)
-def test_a_content_without_media_is_the_text_itself(text: str) -> None:
+def test_messages_a_content_without_media_is_the_text_itself(text: str) -> None:
     assert content_of(text) is text and content_key(text) is text and text_of(text) is text and described(text) is text
     assert content_of([{"type": "text", "text": text}, TextPart(text="!")]) == f"{text}!"
     message = Message(role="user", content=text)
@@ -89,7 +89,7 @@ def test_a_content_without_media_is_the_text_itself(text: str) -> None:
     assert message.to_dict() == {"role": "user", "content": text}
 
 
-def test_parts_of_other_kinds_are_never_equal() -> None:
+def test_messages_parts_of_other_kinds_are_never_equal() -> None:
     image, audio, video = (part(digest=ONE) for part in (ImagePart, AudioPart, VideoPart))
     assert len({image, audio, video, ImagePart(digest=OTHER), ImagePart(digest=ONE, grid=(1, 2, 2))}) == 5
     assert image == ImagePart(digest=ONE, source="elsewhere.png")  # one content, wherever it was read
@@ -97,7 +97,7 @@ def test_parts_of_other_kinds_are_never_equal() -> None:
 
 
 @pytest.mark.parametrize("digest", ["", "0X12", "ABCDEF", "g0", "../a.png", 7, "0" * 10_000])
-def test_a_digest_that_is_no_hexadecimal_is_refused(digest: Any) -> None:
+def test_messages_a_digest_that_is_no_hexadecimal_is_refused(digest: Any) -> None:
     with pytest.raises(ValueError, match="must be lower-case hexadecimal"):
         ImagePart(digest=digest)
 
@@ -105,7 +105,7 @@ def test_a_digest_that_is_no_hexadecimal_is_refused(digest: Any) -> None:
 @pytest.mark.parametrize(
     "value", [None, 3, [3], [{"type": "image"}], [{"type": "smell", "digest": "00"}], [{"type": "text"}], [{}], [[]]]
 )
-def test_what_is_no_content_is_refused(value: Any) -> None:
+def test_messages_what_is_no_content_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="content"):
         content_of(value)
 
@@ -117,20 +117,20 @@ def test_what_is_no_content_is_refused(value: Any) -> None:
         *({"source": source} for source in (3, ["a.png"])),
     ],
 )
-def test_a_part_of_media_with_fields_of_other_types_is_refused_as_no_content(fields: dict[str, Any]) -> None:
+def test_messages_a_part_of_media_with_fields_of_other_types_is_refused_as_no_content(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"the (grid|source) of an image part must be .*, got") as caught:
         content_of([{"type": "image", "digest": ONE, **fields}])
     assert len(str(caught.value)) < 200
 
 
-def test_code_that_knows_texts_alone_refuses_media_by_kind_and_source() -> None:
+def test_messages_code_that_knows_texts_alone_refuses_media_by_kind_and_source() -> None:
     message = Message(role="user", content=(TextPart(text="Look: "), ImagePart(digest=ONE, source="rows.jsonl:3")))
     with pytest.raises(UnsupportedError, match=r"a part of kind 'image' \(from rows.jsonl:3\), which is not supported"):
         _ = message.text
     assert described(message.content) == f"Look: [image {ONE[:12]}]"
 
 
-def test_contents_are_joined_and_changed_around_their_media() -> None:
+def test_messages_contents_are_joined_and_changed_around_their_media() -> None:
     image = ImagePart(digest=ONE)
     assert joined_content(["a", "b"]) == "a\n\nb"
     joined = joined_content(["a", (image, TextPart(text="b"))], " ")
@@ -139,7 +139,7 @@ def test_contents_are_joined_and_changed_around_their_media() -> None:
     assert with_texts("a", str.upper) == "A"
 
 
-def test_fingerprints_and_held_out_splits_tell_pictures_apart() -> None:
+def test_messages_fingerprints_and_held_out_splits_tell_pictures_apart() -> None:
     def prompt(*content: Any) -> Prompt:
         return Prompt(uid="d/1", domain="d", messages=(Message(role="user", content=content_of(list(content))),))
 
@@ -152,7 +152,7 @@ def test_fingerprints_and_held_out_splits_tell_pictures_apart() -> None:
     assert PromptList([same]).fingerprint == PromptList([prompts[1]]).fingerprint
 
 
-def test_fingerprints_of_texts_are_what_they_were() -> None:
+def test_messages_fingerprints_of_texts_are_what_they_were() -> None:
     """A run of an earlier version goes on: its checkpoint has the fingerprints of then."""
     called = Message(role="assistant", content="so", tool_calls=(CALL,), name="x")
     assert content_of_message(Message(role="user", content="3 + 4")) == "user\x003 + 4"

@@ -11,22 +11,22 @@ from roll.weights import tensor_checksum
 floats = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50)
 
 
-def test_it_is_xxh3_of_the_elements_in_row_major_order():
+def test_weight_checksum_it_is_xxh3_of_the_elements_in_row_major_order():
     assert tensor_checksum(torch.tensor([[1.0, 2.0], [3.0, 4.0]])) == xxhash.xxh3_64_intdigest(
         struct.pack("<4f", 1, 2, 3, 4)
     )
 
 
-def test_a_bfloat16_one_is_the_upper_half_of_a_float32_one():
+def test_weight_checksum_a_bfloat16_one_is_the_upper_half_of_a_float32_one():
     assert tensor_checksum(torch.tensor([1.0], dtype=torch.bfloat16)) == xxhash.xxh3_64_intdigest(b"\x80\x3f")
 
 
-def test_an_empty_tensor_has_the_checksum_of_no_bytes():
+def test_weight_checksum_an_empty_tensor_has_the_checksum_of_no_bytes():
     assert tensor_checksum(torch.empty(3, 0)) == xxhash.xxh3_64_intdigest(b"")
 
 
 @given(floats)
-def test_strides_do_not_matter(values: list[float]):
+def test_weight_checksum_strides_do_not_matter(values: list[float]):
     plain = torch.tensor(values)
     spread = torch.stack([plain, -plain], dim=1)[:, 0]
     assert not spread.is_contiguous() or len(values) == 1
@@ -34,7 +34,7 @@ def test_strides_do_not_matter(values: list[float]):
 
 
 @given(floats, st.data())
-def test_one_changed_bit_changes_it(values: list[float], data: st.DataObject):
+def test_weight_checksum_one_changed_bit_changes_it(values: list[float], data: st.DataObject):
     tensor = torch.tensor(values)
     changed = tensor.clone()
     bit = data.draw(st.integers(0, 32 * len(values) - 1))
@@ -43,12 +43,12 @@ def test_one_changed_bit_changes_it(values: list[float], data: st.DataObject):
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=50, unique=True))
-def test_it_depends_on_the_places_of_values(values: list[int]):
+def test_weight_checksum_it_depends_on_the_places_of_values(values: list[int]):
     tensor = torch.tensor(values, dtype=torch.int32)
     assert tensor_checksum(tensor.flip(0)) != tensor_checksum(tensor)
 
 
-def test_hashing_piece_by_piece_as_from_a_device_gives_the_same_value(monkeypatch):
+def test_weight_checksum_hashing_piece_by_piece_as_from_a_device_gives_the_same_value(monkeypatch):
     class OffHost:
         """A tensor's bytes that claim to lie on a device."""
 

@@ -35,7 +35,7 @@ def listening() -> set[str]:
     return {connection.laddr.ip for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
-def test_a_broadcast_listens_on_its_own_address_alone(peers: list[Peer]) -> None:
+def test_weight_sync_store_a_broadcast_listens_on_its_own_address_alone(peers: list[Peer]) -> None:
     before = listening()
     sender = Sender(bucket_bytes=200, timeout_s=20)
     transfer(sender, TENSORS, "broadcast", peers[:1])
@@ -56,7 +56,7 @@ def ask_as_a_stranger(port: int, words: bytes) -> bytes:
         return said
 
 
-def test_a_stranger_on_the_port_gets_nothing_and_holds_up_nobody(peers: list[Peer]) -> None:
+def test_weight_sync_store_a_stranger_on_the_port_gets_nothing_and_holds_up_nobody(peers: list[Peer]) -> None:
     sender = Sender(bucket_bytes=200, timeout_s=20)
     try:
         update = sender.stage(DictSource(TENSORS), 1, "broadcast")
@@ -80,7 +80,7 @@ def test_a_stranger_on_the_port_gets_nothing_and_holds_up_nobody(peers: list[Pee
         sender.close()
 
 
-def test_an_engine_with_the_wrong_secret_does_not_join() -> None:
+def test_weight_sync_store_an_engine_with_the_wrong_secret_does_not_join() -> None:
     from dataclasses import replace
 
     sender = Sender(bucket_bytes=200, timeout_s=5)
@@ -96,7 +96,7 @@ def test_an_engine_with_the_wrong_secret_does_not_join() -> None:
         sender.close()
 
 
-def test_a_client_does_not_talk_to_who_cannot_prove_the_secret() -> None:
+def test_weight_sync_store_a_client_does_not_talk_to_who_cannot_prove_the_secret() -> None:
     """Somebody in the trainer's place must not be told which group to trust."""
     with socket.create_server(("127.0.0.1", 0)) as impostor:
 
@@ -114,7 +114,7 @@ def test_a_client_does_not_talk_to_who_cannot_prove_the_secret() -> None:
         thread.join()
 
 
-def test_more_silent_strangers_than_are_let_in_hold_up_nobody(server: StoreServer) -> None:
+def test_weight_sync_store_more_silent_strangers_than_are_let_in_hold_up_nobody(server: StoreServer) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(meeting_store._MOST_STRANGERS + 3):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
@@ -123,7 +123,9 @@ def test_more_silent_strangers_than_are_let_in_hold_up_nobody(server: StoreServe
         assert store.get("a") == b"b"
 
 
-def test_it_listens_again_after_the_system_refused_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_sync_store_it_listens_again_after_the_system_refused_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     accept, refused = socket.socket.accept, []
 
     def sometimes(listener: socket.socket) -> object:
@@ -142,7 +144,7 @@ def test_it_listens_again_after_the_system_refused_a_connection(monkeypatch: pyt
         server.close()
 
 
-def test_it_does_what_a_store_of_pytorch_does(server: StoreServer) -> None:
+def test_weight_sync_store_it_does_what_a_store_of_pytorch_does(server: StoreServer) -> None:
     ours = SecretStore("127.0.0.1", server.port, server.secret, timeout=SECOND)
     for store in (dist.PrefixStore("a", ours), dist.PrefixStore("a", dist.HashStore())):
         store.set("text", "value")
@@ -158,7 +160,7 @@ def test_it_does_what_a_store_of_pytorch_does(server: StoreServer) -> None:
             store.wait(["none"], timedelta(milliseconds=20))
 
 
-def test_waiting_ends_with_the_trainer(server: StoreServer) -> None:
+def test_weight_sync_store_waiting_ends_with_the_trainer(server: StoreServer) -> None:
     store = SecretStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=60))
     threading.Timer(0.05, server.close).start()
     with pytest.raises(dist.DistError):

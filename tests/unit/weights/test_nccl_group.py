@@ -38,7 +38,7 @@ def group_with(*works: Work, timeout_s: float = 60.0) -> Group:
     return Group(key="k", members=(), backend="nccl", process_group=None, timeout=timeout, in_flight=list(works))
 
 
-def test_the_oldest_broadcast_is_waited_for_until_the_device_is_through() -> None:
+def test_nccl_group_the_oldest_broadcast_is_waited_for_until_the_device_is_through() -> None:
     first, second = Work(3), Work(0)
     group = group_with(first, second)
     group.finish_oldest("sync 1", lambda: None)
@@ -46,14 +46,14 @@ def test_the_oldest_broadcast_is_waited_for_until_the_device_is_through() -> Non
     assert group.in_flight == [second] and not second.waited
 
 
-def test_a_member_that_is_gone_costs_no_more_than_the_time_limit() -> None:
+def test_nccl_group_a_member_that_is_gone_costs_no_more_than_the_time_limit() -> None:
     work = Work(float("inf"))
     with pytest.raises(WeightSyncError, match=r"sync 1: a broadcast did not end within 0\.01 s"):
         group_with(work, timeout_s=0.01).finish_oldest("sync 1", lambda: None)
     assert not work.waited
 
 
-def test_a_sync_that_is_given_up_is_not_waited_for() -> None:
+def test_nccl_group_a_sync_that_is_given_up_is_not_waited_for() -> None:
     def off() -> None:
         raise WeightSyncError("it was given up")
 
@@ -61,7 +61,7 @@ def test_a_sync_that_is_given_up_is_not_waited_for() -> None:
         group_with(Work(float("inf"))).finish_oldest("sync 1", off)
 
 
-def test_a_receiver_hears_that_the_sender_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_group_a_receiver_hears_that_the_sender_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
     point = MeetingPoint(dist.HashStore(), "sync/0", "sync 1", 1.0)
     point.write("verdict", {"group": "k", "backend": "nccl"})
     monkeypatch.setattr(rendezvous, "ASK_S", 0.0)
@@ -74,7 +74,7 @@ def test_a_receiver_hears_that_the_sender_gave_up(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("before", [None, "3"])
-def test_a_failed_broadcast_ends_no_process(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+def test_nccl_group_a_failed_broadcast_ends_no_process(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
     """PyTorch would end every process whose peer is gone, and reads what to do when a group is made."""
     seen: list[Any] = []
 
@@ -96,7 +96,7 @@ def test_a_failed_broadcast_ends_no_process(monkeypatch: pytest.MonkeyPatch, bef
     assert os.environ.get(VARIABLE) == before
 
 
-def test_devices_are_named_by_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_group_devices_are_named_by_what_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"cuda": types.SimpleNamespace(uuid="0a1b"), "xpu": types.SimpleNamespace()}
     module = lambda device: types.SimpleNamespace(get_device_properties=lambda _: found[device.type])  # noqa: E731
     monkeypatch.setattr(torch, "get_device_module", module)

@@ -26,7 +26,9 @@ def elements(spec: TensorSpec) -> int:
 
 
 @given(st.lists(specs, max_size=30), st.integers(1, 5000))
-def test_every_tensor_has_one_place_in_order_and_no_two_overlap(manifest: list[TensorSpec], bucket_bytes: int):
+def test_weight_sync_plan_every_tensor_has_one_place_in_order_and_no_two_overlap(
+    manifest: list[TensorSpec], bucket_bytes: int
+):
     buckets = plan_buckets(manifest, bucket_bytes)
     assert [slot.spec for bucket in buckets for slot in bucket.slots] == manifest
     for bucket in buckets:
@@ -41,13 +43,15 @@ def test_every_tensor_has_one_place_in_order_and_no_two_overlap(manifest: list[T
 
 
 @given(st.lists(specs, max_size=30), st.integers(1, 5000))
-def test_a_bucket_ends_only_where_the_next_tensor_does_not_fit(manifest: list[TensorSpec], bucket_bytes: int):
+def test_weight_sync_plan_a_bucket_ends_only_where_the_next_tensor_does_not_fit(
+    manifest: list[TensorSpec], bucket_bytes: int
+):
     buckets = plan_buckets(manifest, bucket_bytes)
     for bucket, following in itertools.pairwise(buckets):
         assert bucket.num_bytes + following.slots[0].num_bytes > bucket_bytes
 
 
-def test_total_bytes_counts_elements_without_gaps():
+def test_weight_sync_plan_total_bytes_counts_elements_without_gaps():
     manifest = [
         TensorSpec(name="a", shape=(3, 5), dtype="bfloat16"),
         TensorSpec(name="b", shape=(), dtype="float32"),
@@ -56,11 +60,11 @@ def test_total_bytes_counts_elements_without_gaps():
     assert total_bytes(manifest) == 30 + 4 + 0
 
 
-def test_a_spec_speaks_torchs_words():
+def test_weight_sync_plan_a_spec_speaks_torchs_words():
     assert spec_of("w", torch.zeros(2, 3, dtype=torch.bfloat16)) == TensorSpec(name="w", shape=(2, 3), dtype="bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["float33", "nn", "zeros"])
-def test_an_unknown_dtype_is_refused_by_name(dtype: str):
+def test_weight_sync_plan_an_unknown_dtype_is_refused_by_name(dtype: str):
     with pytest.raises(WeightSyncError, match=f"'w' has dtype '{dtype}'"):
         num_bytes(TensorSpec(name="w", shape=(1,), dtype=dtype))

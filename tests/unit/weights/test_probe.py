@@ -25,7 +25,7 @@ def plus(logprobs: list[np.ndarray], amount: float, share: float = 1.0) -> list[
     return [np.concatenate([[123.0], piece]) for piece in pieces]
 
 
-def test_mean_and_largest_difference_leave_out_first_tokens():
+def test_weight_sync_probe_mean_and_largest_difference_leave_out_first_tokens():
     result = ProbeGauge(NOISE["float32"]).judge("e", plus(trainer_says(), 1e-3, share=0.25), trainer_says())
     assert result.mean_abs == pytest.approx(0.25e-3, rel=1e-6)
     assert result.max_abs == pytest.approx(1e-3, rel=1e-6)
@@ -39,7 +39,9 @@ def test_mean_and_largest_difference_leave_out_first_tokens():
     ("bfloat16", 4e-2, 12e-2),
     ("bfloat16", 0.2, 0.3),
 ])  # fmt: skip
-def test_later_differences_may_be_three_times_the_first_within_floor_and_ceiling(dtype, first, tolerated):
+def test_weight_sync_probe_later_differences_may_be_three_times_the_first_within_floor_and_ceiling(
+    dtype, first, tolerated
+):
     gauge = ProbeGauge(NOISE[dtype])
     assert not gauge.judge("e", plus(trainer_says(), first), trainer_says()).problem
     assert not gauge.judge("a", plus(trainer_says(), 0.99 * tolerated), trainer_says()).problem
@@ -49,18 +51,18 @@ def test_later_differences_may_be_three_times_the_first_within_floor_and_ceiling
 
 
 @pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3)])
-def test_the_first_difference_has_a_ceiling(dtype: str, ceiling: float):
+def test_weight_sync_probe_the_first_difference_has_a_ceiling(dtype: str, ceiling: float):
     assert not ProbeGauge(NOISE[dtype]).judge("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
     assert ProbeGauge(NOISE[dtype]).judge("e", plus(trainer_says(), 1.01 * ceiling), trainer_says()).problem
 
 
-def test_a_given_tolerance_replaces_all_of_that():
+def test_weight_sync_probe_a_given_tolerance_replaces_all_of_that():
     gauge = ProbeGauge(NOISE["bfloat16"], tolerance=0.5)
     assert not gauge.judge("e", plus(trainer_says(), 0.49), trainer_says()).problem
     assert gauge.judge("e", plus(trainer_says(), 0.51), trainer_says()).problem
 
 
-def test_tolerance_grows_with_the_size_of_log_probs_but_not_with_their_shrinking():
+def test_weight_sync_probe_tolerance_grows_with_the_size_of_log_probs_but_not_with_their_shrinking():
     gauge = ProbeGauge(NOISE["bfloat16"])
     gauge.judge("e", plus(trainer_says(), 0.02), trainer_says())
     twice = gauge.judge("e", plus(trainer_says(-3.0), 0.1), trainer_says(-3.0))
@@ -69,14 +71,14 @@ def test_tolerance_grows_with_the_size_of_log_probs_but_not_with_their_shrinking
     assert half.tolerance == pytest.approx(0.06)
 
 
-def test_log_probs_that_are_not_finite_are_a_problem():
+def test_weight_sync_probe_log_probs_that_are_not_finite_are_a_problem():
     for value in (np.nan, -np.inf):
         result = ProbeGauge(NOISE["bfloat16"]).judge("e", plus(trainer_says(), value, share=0.01), trainer_says())
         assert result.problem == "log-probs are not finite"
 
 
 @pytest.mark.parametrize("dtype", sorted(NOISE))
-def test_an_engine_that_did_not_move_with_its_trainer_is_seen_at_any_precision(dtype: str):
+def test_weight_sync_probe_an_engine_that_did_not_move_with_its_trainer_is_seen_at_any_precision(dtype: str):
     gauge = ProbeGauge(NOISE[dtype])
     engine = plus(trainer_says(), 1e-6)
     gauge.judge("e", engine, trainer_says())
@@ -85,7 +87,7 @@ def test_an_engine_that_did_not_move_with_its_trainer_is_seen_at_any_precision(d
     assert not gauge.judge("e", engine, trainer_says(1e-5), weights_changed=False).problem
 
 
-def test_beneath_a_smooth_difference_the_comparison_of_changes_sees_what_the_tolerance_hides():
+def test_weight_sync_probe_beneath_a_smooth_difference_the_comparison_of_changes_sees_what_the_tolerance_hides():
     gauge = ProbeGauge(NOISE["float32"])
     offset = 5e-3
     gauge.judge("e", plus(trainer_says(), offset), trainer_says())
@@ -99,7 +101,7 @@ def test_beneath_a_smooth_difference_the_comparison_of_changes_sees_what_the_tol
     assert "changed otherwise" in stale.problem
 
 
-def test_a_larger_step_may_miss_proportionally_more():
+def test_weight_sync_probe_a_larger_step_may_miss_proportionally_more():
     gauge = ProbeGauge(NOISE["float32"])
     gauge.judge("e", plus(trainer_says(), 5e-3), trainer_says())
     gauge.judge("e", plus(trainer_says(0.01), 5e-3 + 1e-4), trainer_says(0.01))
@@ -108,13 +110,13 @@ def test_a_larger_step_may_miss_proportionally_more():
     assert not result.problem
 
 
-def test_a_problem_does_not_become_the_measure():
+def test_weight_sync_probe_a_problem_does_not_become_the_measure():
     gauge = ProbeGauge(NOISE["float32"])
     assert gauge.judge("e", plus(trainer_says(), 1.0), trainer_says()).problem
     assert gauge.judge("e", plus(trainer_says(), 1.0), trainer_says()).problem
 
 
-def test_a_replaced_engine_is_not_compared_with_its_predecessor():
+def test_weight_sync_probe_a_replaced_engine_is_not_compared_with_its_predecessor():
     gauge = ProbeGauge(NOISE["float32"])
     engine = plus(trainer_says(), 1e-6)
     gauge.judge("e", engine, trainer_says())
@@ -124,7 +126,7 @@ def test_a_replaced_engine_is_not_compared_with_its_predecessor():
     assert result.change == 0.0
 
 
-def test_the_majority_of_elements_decides_the_dtype():
+def test_weight_sync_probe_the_majority_of_elements_decides_the_dtype():
     manifest = [
         TensorSpec(name="norm", shape=(10,), dtype="float32"),
         TensorSpec(name="weight", shape=(4, 4), dtype="bfloat16"),
@@ -133,7 +135,7 @@ def test_the_majority_of_elements_decides_the_dtype():
     assert majority_dtype(()) == "float32"
 
 
-def test_the_probe_batch_counts_every_token_but_the_first_in_groups_of_one():
+def test_weight_sync_probe_the_probe_batch_counts_every_token_but_the_first_in_groups_of_one():
     batch = probe_batch([np.array([5, 6, 7], dtype=np.int32), np.array([8, 9], dtype=np.int32)])
     assert batch.temperature == 1.0
     assert [s.loss_mask.tolist() for s in batch.samples] == [[False, True, True], [False, True]]

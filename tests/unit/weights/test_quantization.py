@@ -23,7 +23,7 @@ E4M3 = np.array(
 """Every magnitude of the format (OCP OFP8, table 1)."""
 
 
-def test_int8_by_hand():
+def test_weight_quantization_int8_by_hand():
     weight = torch.tensor([[0.5, -1.27, 0.004, 0.015], [0.0, 0.0, 0.0, 0.0], [2.0, 2.54, -2.54, 0.01]])
     codes, scales = quantized(weight, "int8")
     assert codes.tolist() == [[50, -127, 0, 2], [0, 0, 0, 0], [100, 127, -127, 0]]  # halves go to even codes
@@ -34,7 +34,7 @@ def test_int8_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fp8_takes_the_nearest_number_of_the_format(dtype: torch.dtype):
+def test_weight_quantization_fp8_takes_the_nearest_number_of_the_format(dtype: torch.dtype):
     weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     codes, scales = quantized(weight, "fp8")
     assert codes.dtype == torch.float8_e4m3fn
@@ -46,7 +46,7 @@ def test_fp8_takes_the_nearest_number_of_the_format(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
-def test_what_is_read_back_has_the_same_codes(format: str):
+def test_weight_quantization_what_is_read_back_has_the_same_codes(format: str):
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     codes, scales = quantized(weight, format)
     again, _ = quantized(dequantized(codes, scales, torch.float32), format)
@@ -55,7 +55,7 @@ def test_what_is_read_back_has_the_same_codes(format: str):
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-44])
-def test_rows_beyond_numbers_stay_visible_and_tiny_ones_finite(format: str, value: float):
+def test_weight_quantization_rows_beyond_numbers_stay_visible_and_tiny_ones_finite(format: str, value: float):
     weight = torch.tensor([[value, 1e-45], [1.0, 0.5]])
     back = dequantized(*quantized(weight, format), torch.float32)
     assert bool(back[0].isfinite().all()) == (value < 1)
@@ -70,7 +70,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("transport", ["in_process", "shared_memory"])
-def test_an_engine_reads_back_what_was_sent_bit_for_bit(format: str, transport: str):
+def test_weight_quantization_an_engine_reads_back_what_was_sent_bit_for_bit(format: str, transport: str):
     sender, source = Sender(), QuantizedWeights(DictSource(tensors()), format, {"up", "down"})
     update = sender.stage(source, 1, transport)
     assert update is not None
@@ -88,13 +88,13 @@ def test_an_engine_reads_back_what_was_sent_bit_for_bit(format: str, transport: 
         assert same_bytes(found[name], sent)
 
 
-def test_other_ranks_go_through_the_same_names_with_nothing():
+def test_weight_quantization_other_ranks_go_through_the_same_names_with_nothing():
     source = QuantizedWeights(DictSource(dict.fromkeys(tensors())), "int8", {"up"})  # type: ignore[arg-type]
     assert list(source) == [("embed", None), ("up_scale", None), ("up", None), ("norm", None), ("down", None)]
 
 
 @pytest.mark.parametrize("scales", [None, torch.ones(3, 1), torch.ones(1, 1), torch.ones(4, 6), torch.ones(4)])
-def test_codes_without_the_scales_of_their_rows_are_never_applied(scales: torch.Tensor | None):
+def test_weight_quantization_codes_without_the_scales_of_their_rows_are_never_applied(scales: torch.Tensor | None):
     offered = {"up_scale": scales, "up": torch.ones(4, 6, dtype=torch.int8)}
     sender = Sender()
     update = sender.stage(DictSource({n: t for n, t in offered.items() if t is not None}), 1, "in_process")
@@ -104,7 +104,7 @@ def test_codes_without_the_scales_of_their_rows_are_never_applied(scales: torch.
     sender.close()
 
 
-def test_scales_outlive_the_buffer_that_they_came_in():
+def test_weight_quantization_scales_outlive_the_buffer_that_they_came_in():
     codes, scales = quantized(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "int8")
     manifest = [spec_of("up_scale", scales), spec_of("up", codes)]
     expected, buffer = dequantized(codes, scales, torch.float32), scales.clone()
@@ -117,7 +117,7 @@ def test_scales_outlive_the_buffer_that_they_came_in():
     assert [(n, t.tolist()) for n, t in read_back(arriving(), manifest, torch.float32)] == [("up", expected.tolist())]
 
 
-def test_a_weight_that_ends_like_a_scale_is_a_weight():
+def test_weight_quantization_a_weight_that_ends_like_a_scale_is_a_weight():
     offered = {"up": torch.ones(4, 6), "up_scale": torch.ones(4, 1)}
     sender = Sender()
     update = sender.stage(DictSource(offered), 1, "in_process")

@@ -26,7 +26,7 @@ def announced(update: WeightUpdate, **changed: TensorSpec | None) -> WeightUpdat
     return replace(update, manifest=tuple(spec for spec in specs if spec is not None))
 
 
-def test_tensors_arrive_bit_for_bit_with_their_checksums(sender: Sender):
+def test_weight_receiver_tensors_arrive_bit_for_bit_with_their_checksums(sender: Sender):
     update = pickle.loads(pickle.dumps(offer(TENSORS, sender)))
     with open_update(update) as receiver:
         arrived = [(name, tensor.clone()) for name, tensor in receiver]
@@ -48,7 +48,7 @@ def test_tensors_arrive_bit_for_bit_with_their_checksums(sender: Sender):
         ({"b": TensorSpec(name="x", shape=(4,), dtype="float32")}, "'b' was unexpected"),
     ],
 )
-def test_what_differs_from_the_manifest_is_named(sender: Sender, changed: dict, message: str):
+def test_weight_receiver_what_differs_from_the_manifest_is_named(sender: Sender, changed: dict, message: str):
     update = announced(offer(THREE, sender), **changed)
     with pytest.raises(WeightSyncError, match=f"policy version 1: tensor {message}"), open_update(update) as receiver:
         list(receiver)
@@ -57,7 +57,7 @@ def test_what_differs_from_the_manifest_is_named(sender: Sender, changed: dict, 
 @pytest.mark.parametrize(
     ("dropped", "message"), [("b", "'b' is missing: 'c' came instead"), ("c", "'c' is missing: the")]
 )
-def test_a_tensor_lost_on_the_way_is_named(sender: Sender, dropped: str, message: str):
+def test_weight_receiver_a_tensor_lost_on_the_way_is_named(sender: Sender, dropped: str, message: str):
     whole = offer(THREE, sender)
     sender.release()
     part = offer({name: tensor for name, tensor in THREE.items() if name != dropped}, sender)
@@ -68,7 +68,7 @@ def test_a_tensor_lost_on_the_way_is_named(sender: Sender, dropped: str, message
         list(receiver)
 
 
-def test_a_tensor_that_comes_twice_is_named(sender: Sender):
+def test_weight_receiver_a_tensor_that_comes_twice_is_named(sender: Sender):
     update = offer(THREE, sender)
     specs = (update.manifest[0], replace(update.manifest[1], name="a2"), update.manifest[2])
     from roll.weights import in_process
@@ -81,7 +81,7 @@ def test_a_tensor_that_comes_twice_is_named(sender: Sender):
         list(receiver)
 
 
-def test_an_engine_that_leaves_tensors_unread_is_told_which(sender: Sender):
+def test_weight_receiver_an_engine_that_leaves_tensors_unread_is_told_which(sender: Sender):
     with (
         pytest.raises(WeightSyncError, match="left 2 of 3 tensors unread: 'b', 'c'"),
         open_update(offer(THREE, sender)) as receiver,
@@ -89,20 +89,20 @@ def test_an_engine_that_leaves_tensors_unread_is_told_which(sender: Sender):
         next(iter(receiver))
 
 
-def test_the_engines_own_error_is_passed_on_as_it_is(sender: Sender):
+def test_weight_receiver_the_engines_own_error_is_passed_on_as_it_is(sender: Sender):
     with pytest.raises(KeyError, match="boom"), open_update(offer(THREE, sender)) as receiver:
         for _ in receiver:
             raise KeyError("boom")
 
 
-def test_a_released_offer_is_refused(sender: Sender):
+def test_weight_receiver_a_released_offer_is_refused(sender: Sender):
     update = offer(THREE, sender)
     sender.release()
     with pytest.raises(WeightSyncError, match="released already"), open_update(update):
         pass
 
 
-def test_an_offer_of_another_process_is_refused_with_advice(sender: Sender):
+def test_weight_receiver_an_offer_of_another_process_is_refused_with_advice(sender: Sender):
     update = offer(THREE, sender)
     update = replace(update, handle=replace(update.handle, process_id=1))
     with (
@@ -112,7 +112,7 @@ def test_an_offer_of_another_process_is_refused_with_advice(sender: Sender):
         pass
 
 
-def test_an_unknown_transport_is_refused_with_the_known_ones(sender: Sender):
+def test_weight_receiver_an_unknown_transport_is_refused_with_the_known_ones(sender: Sender):
     with pytest.raises(ConfigError, match="in_process"):
         sender.stage(None, 1, "pigeon")  # type: ignore[arg-type]
     with (
@@ -122,7 +122,7 @@ def test_an_unknown_transport_is_refused_with_the_known_ones(sender: Sender):
         pass
 
 
-def test_a_rank_without_tensors_makes_no_offer_and_sends_nothing(sender: Sender):
+def test_weight_receiver_a_rank_without_tensors_makes_no_offer_and_sends_nothing(sender: Sender):
     nothing = dict.fromkeys(THREE)
     for transport in ("in_process", "shared_memory", "broadcast"):
         from weight_helpers import DictSource

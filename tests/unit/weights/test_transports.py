@@ -33,7 +33,9 @@ def sender() -> Iterator[Sender]:
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "broadcast"])
-def test_every_kind_of_tensor_reaches_two_processes_sync_after_sync(transport: str, sender: Sender, peers: list[Peer]):
+def test_weight_transport_every_kind_of_tensor_reaches_two_processes_sync_after_sync(
+    transport: str, sender: Sender, peers: list[Peer]
+):
     for version in (1, 2, 3):
         tensors = {name: tensor * version if name == "large" else tensor for name, tensor in TENSORS.items()}
         checksums, answers = transfer(sender, tensors, transport, peers, version)
@@ -44,7 +46,9 @@ def test_every_kind_of_tensor_reaches_two_processes_sync_after_sync(transport: s
             assert [name for name, _ in taken] == list(tensors)
 
 
-def test_one_group_serves_many_syncs_and_a_new_one_a_changed_membership(sender: Sender, peers: list[Peer]):
+def test_weight_transport_one_group_serves_many_syncs_and_a_new_one_a_changed_membership(
+    sender: Sender, peers: list[Peer]
+):
     def group_key() -> str:
         return sender._outgoing["broadcast"]._group.key  # type: ignore[attr-defined]
 
@@ -94,13 +98,13 @@ def check_round_trip(described: dict, bucket_bytes: int, transport: str) -> None
 
 @settings(max_examples=60, **any_test)
 @given(described_tensors, st.sampled_from(["in_process", "shared_memory"]))
-def test_any_tensors_arrive_bit_for_bit(described: dict, transport: str):
+def test_weight_transport_any_tensors_arrive_bit_for_bit(described: dict, transport: str):
     check_round_trip(described, 1, transport)
 
 
 @settings(max_examples=8, **any_test)
 @given(described_tensors, st.integers(1, 2000))
-def test_any_tensors_in_any_buckets_are_broadcast_bit_for_bit(described: dict, bucket_bytes: int):
+def test_weight_transport_any_tensors_in_any_buckets_are_broadcast_bit_for_bit(described: dict, bucket_bytes: int):
     check_round_trip(described, bucket_bytes, "broadcast")
 
 
@@ -114,7 +118,7 @@ def flip_byte(update, name: str) -> None:
     os.close(descriptor)
 
 
-def test_a_byte_that_changes_on_the_way_changes_that_tensors_checksum_alone(sender: Sender):
+def test_weight_transport_a_byte_that_changes_on_the_way_changes_that_tensors_checksum_alone(sender: Sender):
     update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
     assert update is not None
     flip_byte(update, "transposed")
@@ -124,7 +128,7 @@ def test_a_byte_that_changes_on_the_way_changes_that_tensors_checksum_alone(send
     assert [name for name in sent if sent[name] != receiver.checksums[name]] == ["transposed"]
 
 
-def test_a_receiver_cannot_change_the_senders_memory(sender: Sender):
+def test_weight_transport_a_receiver_cannot_change_the_senders_memory(sender: Sender):
     update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
     assert update is not None
     with open_update(update) as receiver:
@@ -135,13 +139,13 @@ def test_a_receiver_cannot_change_the_senders_memory(sender: Sender):
     assert receiver.checksums == sender.send()
 
 
-def test_a_smaller_model_in_a_kept_memory_file_arrives_whole(sender: Sender, peers: list[Peer]):
+def test_weight_transport_a_smaller_model_in_a_kept_memory_file_arrives_whole(sender: Sender, peers: list[Peer]):
     for tensors in (TENSORS, {"only": torch.arange(3.0)}, TENSORS):
         checksums, ((_, found),) = transfer(sender, tensors, "shared_memory", peers[:1])
         assert found == checksums
 
 
-def test_a_killed_sender_leaves_no_shared_memory_and_its_offer_is_refused(lone_peer: Peer):
+def test_weight_transport_a_killed_sender_leaves_no_shared_memory_and_its_offer_is_refused(lone_peer: Peer):
     lone_peer.tell("stage", TENSORS, "shared_memory", None)
     update = lone_peer.answer()
     with open_update(update) as receiver:
@@ -154,7 +158,7 @@ def test_a_killed_sender_leaves_no_shared_memory_and_its_offer_is_refused(lone_p
         pass
 
 
-def test_memory_of_another_than_the_offering_process_is_refused(sender: Sender):
+def test_weight_transport_memory_of_another_than_the_offering_process_is_refused(sender: Sender):
     update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
     assert update is not None
     stranger = replace(update, handle=replace(update.handle, inode=update.handle.inode + 1))
@@ -165,7 +169,7 @@ def test_memory_of_another_than_the_offering_process_is_refused(sender: Sender):
         pass
 
 
-def test_a_failed_sync_lets_the_memory_file_go(sender: Sender):
+def test_weight_transport_a_failed_sync_lets_the_memory_file_go(sender: Sender):
     update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
     assert update is not None
     sender.release(failed=True)
@@ -178,7 +182,7 @@ LONG = {f"layer {i}": torch.full((20_000,), float(i)) for i in range(200)}
 
 
 @pytest.mark.parametrize("how", ["die", "fail"])
-def test_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_next_one_works(
+def test_weight_transport_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_next_one_works(
     how: str, sender: Sender, peers: list[Peer], lone_peer: Peer
 ):
     update = sender.stage(DictSource(LONG), 1, "broadcast")
@@ -201,7 +205,7 @@ def test_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_next_one_works(
     assert all(found == checksums for _, found in answers)
 
 
-def test_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Peer):
+def test_weight_transport_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Peer):
     lone_peer.tell("stage", LONG, "broadcast", 20)
     update = lone_peer.answer()
     lone_peer.tell("send")
@@ -215,7 +219,9 @@ def test_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Pee
         pass
 
 
-def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender, monkeypatch: pytest.MonkeyPatch):
+def test_weight_transport_an_engine_does_not_wait_for_ever_for_a_trainer(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(  # it may be slow to come to the meeting
         broadcast, "SecretStore", lambda *place, timeout: SecretStore(*place, timeout=timedelta(seconds=20))
     )
@@ -237,7 +243,7 @@ class CountingSource(DictSource):
             yield item
 
 
-def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
+def test_weight_transport_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
     source = CountingSource(TENSORS)
     sender = Sender(timeout_s=1.0)
     update = sender.stage(source, 1, "broadcast")
@@ -257,7 +263,7 @@ def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
         sender.send()
 
 
-def test_a_release_ends_a_send_that_waits(sender: Sender):
+def test_weight_transport_a_release_ends_a_send_that_waits(sender: Sender):
     assert sender.stage(DictSource(TENSORS), 1, "broadcast") is not None
     sending = send_aside(sender)
     sender.release(failed=True)
@@ -265,7 +271,7 @@ def test_a_release_ends_a_send_that_waits(sender: Sender):
         sending.result(timeout=10)
 
 
-def test_a_sync_that_is_given_up_before_it_is_sent_goes_through_all_weights(sender: Sender):
+def test_weight_transport_a_sync_that_is_given_up_before_it_is_sent_goes_through_all_weights(sender: Sender):
     source = CountingSource(TENSORS)
     assert sender.stage(source, 1, "broadcast") is not None
     sender.release(failed=True)
@@ -292,7 +298,7 @@ class GivenUpSource(DictSource):
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "in_process"])
-def test_weight_sync_that_is_given_up_while_it_is_staged_writes_into_no_other_file_and_keeps_nothing(
+def test_weight_transport_weight_sync_that_is_given_up_while_it_is_staged_writes_into_no_other_file_and_keeps_nothing(
     sender: Sender, tmp_path: Path, transport: str
 ):
     source = GivenUpSource(sender, tmp_path)
@@ -308,7 +314,9 @@ def test_weight_sync_that_is_given_up_while_it_is_staged_writes_into_no_other_fi
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_shared_memory_that_is_full_lets_the_other_ranks_end(sender: Sender, monkeypatch: pytest.MonkeyPatch):
+def test_weight_transport_shared_memory_that_is_full_lets_the_other_ranks_end(
+    sender: Sender, monkeypatch: pytest.MonkeyPatch
+):
     def full(descriptor: int, data: object, offset: int) -> int:
         raise OSError(28, "No space left on device")
 
@@ -319,7 +327,7 @@ def test_shared_memory_that_is_full_lets_the_other_ranks_end(sender: Sender, mon
     assert source.num_yielded == len(source.tensors)
 
 
-def test_a_source_that_changes_under_the_same_names_is_refused(sender: Sender, peers: list[Peer]):
+def test_weight_transport_a_source_that_changes_under_the_same_names_is_refused(sender: Sender, peers: list[Peer]):
     transfer(sender, {"a": torch.zeros(3)}, "broadcast", peers[:1])
     with pytest.raises(WeightSyncError, match=r"announced .*shape=\(3,\).* and then had .*shape=\(4,\)"):
         transfer(sender, {"a": torch.zeros(4)}, "broadcast", peers[:1])

@@ -15,7 +15,7 @@ KILLS = 50
 
 
 @pytest.mark.parametrize("kind", databases.KINDS)
-async def test_a_service_outlives_kills_of_all_its_parts(kind: str, tmp_path: Path) -> None:
+async def test_sandbox_service_chaos_a_service_outlives_kills_of_all_its_parts(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
     if reason := missing("service"):
         pytest.skip(reason)

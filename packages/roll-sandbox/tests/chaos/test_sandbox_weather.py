@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 SEEDS = 100
 
 
-def test_a_service_in_any_weather_doubles_loses_and_leaves_nothing_and_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_sandbox_chaos_a_service_in_any_weather_doubles_loses_and_leaves_nothing_and_keeps_nobody_waiting(
+    tmp_path: Path,
+) -> None:
     empty = tmp_path / "empty.db"
     Service(Settings(database=f"sqlite:///{empty}", runtime=None)).store.close()
     wrong, successes = {}, 0

@@ -90,26 +90,28 @@ async def local() -> AsyncIterator[SandboxManager]:
 
 
 @pytest.mark.parametrize("number", range(len(BOMBS)), ids=[bomb.name for bomb in BOMBS])
-async def test_bombs_leave_no_process_and_the_next_program_works(local: SandboxManager, number: int) -> None:
+async def test_sandbox_fork_bomb_leave_no_process_and_the_next_program_works(
+    local: SandboxManager, number: int
+) -> None:
     await _explode(local, ("session", "kept")[number % 2], [BOMBS[number]])
 
 
-async def test_bombs_in_a_warm_sandbox_leave_no_process(local: SandboxManager) -> None:
+async def test_sandbox_fork_bomb_in_a_warm_sandbox_leave_no_process(local: SandboxManager) -> None:
     await _explode(local, "warm", BOMBS[:2])
 
 
-async def test_bombs_in_a_session_over_http_leave_no_process(serviced: SandboxManager) -> None:
+async def test_sandbox_fork_bomb_in_a_session_over_http_leave_no_process(serviced: SandboxManager) -> None:
     await _explode(serviced, "session", BOMBS[:3])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", [getattr(way, "values", [way])[0] for way in WAYS])
-async def test_bombs_of_every_kind_leave_no_process(way: str, place: str) -> None:
+async def test_sandbox_fork_bomb_of_every_kind_leave_no_process(way: str, place: str) -> None:
     async for manager in started("bubblewrap", warm=0, instance=BubblewrapRuntime(zygote=way == "zygote")):
         await _explode(manager, place, BOMBS * ROUNDS)
 
 
 @pytest.mark.slow
-async def test_bombs_of_every_kind_leave_no_process_over_http(serviced: SandboxManager) -> None:
+async def test_sandbox_fork_bomb_of_every_kind_leave_no_process_over_http(serviced: SandboxManager) -> None:
     await _explode(serviced, "session", BOMBS * ROUNDS)

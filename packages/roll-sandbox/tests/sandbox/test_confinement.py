@@ -88,7 +88,7 @@ async def _seen(manager: SandboxManager, source: str, *, kept: bool) -> dict[str
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_a_program_sees_the_same_in_a_sandbox_of_the_zygote_as_in_one_of_bwrap(
+async def test_sandbox_isolation_a_program_sees_the_same_in_a_sandbox_of_the_zygote_as_in_one_of_bwrap(
     forked: SandboxManager, wrapped: SandboxManager, kept: bool
 ) -> None:
     for source in (LOOK, DIRECT):
@@ -102,7 +102,7 @@ async def test_a_program_sees_the_same_in_a_sandbox_of_the_zygote_as_in_one_of_b
         assert all("nosuid" in options for _, options in ours["mounts"])
 
 
-async def test_a_child_that_waited_runs_a_program_as_a_new_one_does(forked: SandboxManager) -> None:
+async def test_sandbox_isolation_a_child_that_waited_runs_a_program_as_a_new_one_does(forked: SandboxManager) -> None:
     await forked.execute(PythonCode(source=""))  # from now on, a child waits in this sandbox
     waited, new = [await _seen(forked, source, kept=False) for source in (LOOK, DIRECT)]
     assert waited == new
@@ -121,7 +121,7 @@ def _outside(agent: psutil.Process) -> dict[str, Any]:
     }
 
 
-async def test_an_agent_from_the_zygote_keeps_no_more_than_one_of_bwrap(
+async def test_sandbox_isolation_an_agent_from_the_zygote_keeps_no_more_than_one_of_bwrap(
     forked: SandboxManager, wrapped: SandboxManager
 ) -> None:
     ours, theirs = [_outside(agents(manager)[0]) for manager in (forked, wrapped)]
@@ -137,7 +137,7 @@ async def test_an_agent_from_the_zygote_keeps_no_more_than_one_of_bwrap(
         assert shared <= {"time", "time_for_children"}
 
 
-async def test_a_slot_has_left_the_privileges_of_root(forked: SandboxManager) -> None:
+async def test_sandbox_isolation_a_slot_has_left_the_privileges_of_root(forked: SandboxManager) -> None:
     for agent in agents(forked):
         status = Path(f"/proc/{agent.ppid()}/status").read_text()
         assert "CapEff:\t0000000000000000" in status and "CapPrm:\t0000000000000000" in status
@@ -153,7 +153,7 @@ async def _first_agents(manager: SandboxManager) -> list[psutil.Process]:
     raise AssertionError("no agent was seen in 10 s")
 
 
-async def test_a_sandbox_started_where_another_was_finds_nothing_of_it() -> None:
+async def test_sandbox_isolation_a_sandbox_started_where_another_was_finds_nothing_of_it() -> None:
     """The zygote and the slot that both were forked from have not heard of what the first was given."""
     secret = f"CANARY-{secrets.token_hex(16)}"
     search = next(each.program for each in HOSTILE if each.name == "searching the memory")
@@ -167,7 +167,7 @@ async def test_a_sandbox_started_where_another_was_finds_nothing_of_it() -> None
             assert (await sandbox.execute(search)).stdout == b"searched\n"
 
 
-async def test_a_killed_slot_ends_its_sandbox_and_no_other() -> None:
+async def test_sandbox_isolation_a_killed_slot_ends_its_sandbox_and_no_other() -> None:
     async for manager in started("bubblewrap", warm=0, instance=BubblewrapRuntime()):
         async with await manager.create() as sandbox:
             assert (await sandbox.execute(PythonCode(source="print(0)"))).ok  # now its processes are what they will be
@@ -180,7 +180,7 @@ async def test_a_killed_slot_ends_its_sandbox_and_no_other() -> None:
         assert (await manager.execute(PythonCode(source="print(2)"))).stdout == b"2\n"
 
 
-async def test_a_killed_zygote_is_replaced() -> None:
+async def test_sandbox_isolation_a_killed_zygote_is_replaced() -> None:
     async for manager in started("bubblewrap", warm=1, instance=BubblewrapRuntime()):
         (zygote,) = psutil.Process(manager.runtime._spawner._process.pid).children()
         below = zygote.children(recursive=True)
@@ -195,14 +195,16 @@ async def test_a_killed_zygote_is_replaced() -> None:
         assert psutil.wait_procs(below, timeout=10)[1] == []
 
 
-async def test_the_first_program_of_a_kept_sandbox_meets_no_waiting_child(forked: SandboxManager) -> None:
+async def test_sandbox_isolation_the_first_program_of_a_kept_sandbox_meets_no_waiting_child(
+    forked: SandboxManager,
+) -> None:
     async with await forked.create() as sandbox:
         for _ in range(2):
             result = await sandbox.execute(Command(argv=("bash", "-c", "echo /proc/[0-9]*")))
             assert (result.outcome, len(result.stdout.split())) == (Outcome.EXITED, 2), result
 
 
-async def test_mounts_do_not_tell_where_they_are_on_the_host(
+async def test_sandbox_isolation_mounts_do_not_tell_where_they_are_on_the_host(
     forked: SandboxManager, wrapped: SandboxManager, tmp_path: Path
 ) -> None:
     source = tmp_path / "secret-project"

@@ -26,7 +26,7 @@ from roll_sandbox import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_program_gets_its_input_and_its_output_comes_back(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_program_gets_its_input_and_its_output_comes_back(sandboxes: SandboxManager) -> None:
     result = await sandboxes.execute(
         PythonCode(
             source="import sys, os\nprint(input() * 2, sys.argv[1:])\nprint('oh', file=sys.stderr)\nos.write(3, b'42')",
@@ -41,7 +41,7 @@ async def test_a_program_gets_its_input_and_its_output_comes_back(sandboxes: San
     assert 0 < result.cpu_s < 5 and result.peak_memory_bytes > 2**20
 
 
-async def test_commands_run_with_files_variables_and_directory(sandboxes: SandboxManager) -> None:
+async def test_sandbox_commands_run_with_files_variables_and_directory(sandboxes: SandboxManager) -> None:
     result = await sandboxes.execute(
         Command(
             argv=("bash", "-c", "cat name; echo $X; pwd | sed 's:.*/::'"),
@@ -67,18 +67,18 @@ async def test_commands_run_with_files_variables_and_directory(sandboxes: Sandbo
         ("import os; os.abort()", 134, Outcome.SIGNALLED),
     ],
 )
-async def test_exit_codes_are_real(sandboxes: SandboxManager, source: str, code: int, outcome: Outcome) -> None:
+async def test_sandbox_exit_codes_are_real(sandboxes: SandboxManager, source: str, code: int, outcome: Outcome) -> None:
     result = await sandboxes.execute(PythonCode(source=source))
     assert (result.exit_code, result.outcome) == (code, outcome)
 
 
-async def test_a_missing_command_is_127_as_in_a_shell(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_missing_command_is_127_as_in_a_shell(sandboxes: SandboxManager) -> None:
     result = await sandboxes.execute(Command(argv=("no-such-command",)))
     assert result.exit_code == 127
     assert b"no-such-command" in result.stderr
 
 
-async def test_python_programs_end_as_under_python(sandboxes: SandboxManager) -> None:
+async def test_sandbox_python_programs_end_as_under_python(sandboxes: SandboxManager) -> None:
     source = """
 import atexit, threading
 class Noisy:
@@ -109,7 +109,9 @@ threading.Thread(target=lambda: print("thread")).start()
         (PythonCode(source="open('f', 'wb').truncate(2**31)"), Outcome.FILE_SIZE),
     ],
 )
-async def test_every_limit_is_an_outcome(sandboxes: SandboxManager, program: PythonCode, outcome: Outcome) -> None:
+async def test_sandbox_every_limit_is_an_outcome(
+    sandboxes: SandboxManager, program: PythonCode, outcome: Outcome
+) -> None:
     result = await sandboxes.execute(program)
     assert result.outcome is outcome, result
     assert result.exit_code is None
@@ -118,7 +120,9 @@ async def test_every_limit_is_an_outcome(sandboxes: SandboxManager, program: Pyt
 
 
 @pytest.mark.parametrize("ignores", ["", "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "])
-async def test_no_program_can_hide_that_it_hit_the_limit_on_files(sandboxes: SandboxManager, ignores: str) -> None:
+async def test_sandbox_no_program_can_hide_that_it_hit_the_limit_on_files(
+    sandboxes: SandboxManager, ignores: str
+) -> None:
     """Python ignores the signal, and would go on with an OSError."""
     if sandboxes.runtime.name == "subprocess":
         pytest.skip("without a filter, programs may ignore the signal")
@@ -129,25 +133,25 @@ async def test_no_program_can_hide_that_it_hit_the_limit_on_files(sandboxes: San
             assert (result.outcome, result.stdout) == (Outcome.FILE_SIZE, b""), result
 
 
-async def test_one_program_finds_nothing_of_another(sandboxes: SandboxManager) -> None:
+async def test_sandbox_one_program_finds_nothing_of_another(sandboxes: SandboxManager) -> None:
     await sandboxes.execute(PythonCode(source="open('left', 'w').write('x')"))
     result = await sandboxes.execute(PythonCode(source="import os; print(os.listdir('.'))"))
     assert result.stdout == b"[]\n"
 
 
-async def test_programs_find_no_module_of_the_agent_imported(sandboxes: SandboxManager) -> None:
+async def test_sandbox_programs_find_no_module_of_the_agent_imported(sandboxes: SandboxManager) -> None:
     """They may import a `roll_sandbox` that a mount brings, and would meet the agent's parts instead."""
     source = "import sys; print([name for name in sys.modules if name.startswith('roll')])"
     assert (await sandboxes.execute(PythonCode(source=source))).stdout == b"[]\n"
 
 
-async def test_programs_run_at_the_same_time(sandboxes: SandboxManager) -> None:
+async def test_sandbox_programs_run_at_the_same_time(sandboxes: SandboxManager) -> None:
     programs = [PythonCode(source=f"import time; time.sleep(0.2); print({index})") for index in range(6)]
     results = await asyncio.gather(*map(sandboxes.execute, programs))
     assert [result.stdout for result in results] == [f"{index}\n".encode() for index in range(6)]
 
 
-async def test_files_are_written_and_read(sandboxes: SandboxManager) -> None:
+async def test_sandbox_files_are_written_and_read(sandboxes: SandboxManager) -> None:
     data = bytes(range(256)) * 5000
     async with await sandboxes.create() as sandbox:
         await sandbox.write_file("a/b/data", data, mode=0o755)
@@ -158,7 +162,7 @@ async def test_files_are_written_and_read(sandboxes: SandboxManager) -> None:
         assert b"-rw-r--r--" in listing.stdout
 
 
-async def test_files_that_cannot_be_read_say_why(sandboxes: SandboxManager) -> None:
+async def test_sandbox_files_that_cannot_be_read_say_why(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         await sandbox.write_file("large", bytes(1000))
         await sandbox.execute(
@@ -174,7 +178,7 @@ async def test_files_that_cannot_be_read_say_why(sandboxes: SandboxManager) -> N
                 await sandbox.read_file(path, max_bytes=100)
 
 
-async def test_a_snapshot_brings_files_back_also_elsewhere(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_snapshot_brings_files_back_also_elsewhere(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         await sandbox.write_file("kept", b"1", mode=0o750)
         await sandbox.execute(
@@ -191,7 +195,7 @@ async def test_a_snapshot_brings_files_back_also_elsewhere(sandboxes: SandboxMan
     assert b"f 750 2 ./d/hard" in first and b"l 777 1 ./d/link ../kept" in first and b"new" not in first
 
 
-async def test_a_session_keeps_its_state(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_session_keeps_its_state(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         await shell.run("mkdir -p deep; cd deep; export NAME=value; local_one=2; greet() { echo hello $1; }")
@@ -214,7 +218,7 @@ async def test_a_session_keeps_its_state(sandboxes: SandboxManager) -> None:
         ("cat", 0),
     ],
 )
-async def test_session_exit_codes_are_real(sandboxes: SandboxManager, command: str, code: int) -> None:
+async def test_sandbox_session_exit_codes_are_real(sandboxes: SandboxManager, command: str, code: int) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         result = await shell.run(command)
@@ -223,7 +227,7 @@ async def test_session_exit_codes_are_real(sandboxes: SandboxManager, command: s
 
 
 @pytest.mark.parametrize("command", ["sleep 50; echo not reached", "while :; do :; done", "cat <(sleep 50)"])
-async def test_a_command_over_its_time_is_interrupted_and_the_session_goes_on(
+async def test_sandbox_a_command_over_its_time_is_interrupted_and_the_session_goes_on(
     sandboxes: SandboxManager, command: str
 ) -> None:
     async with await sandboxes.create() as sandbox:
@@ -235,7 +239,7 @@ async def test_a_command_over_its_time_is_interrupted_and_the_session_goes_on(
         assert (await shell.run("echo $variable; pwd")).stdout == b"1\n/tmp\n"
 
 
-async def test_a_session_that_cannot_be_interrupted_ends(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_session_that_cannot_be_interrupted_ends(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         await shell.run("trap '' INT")
@@ -247,14 +251,14 @@ async def test_a_session_that_cannot_be_interrupted_ends(sandboxes: SandboxManag
         assert (await (await sandbox.session()).run("echo new")).stdout == b"new\n"
 
 
-async def test_leaving_a_session_closes_it(sandboxes: SandboxManager) -> None:
+async def test_sandbox_leaving_a_session_closes_it(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         assert (await shell.run("exit 5")).exit_code == 5
         assert shell.closed
 
 
-async def test_a_session_that_does_not_open_says_why_and_the_sandbox_goes_on(
+async def test_sandbox_a_session_that_does_not_open_says_why_and_the_sandbox_goes_on(
     sandboxes: SandboxManager, request: pytest.FixtureRequest
 ) -> None:
     spec = SandboxSpec(limits=replace(LIMITS, max_processes=6), trust="trusted")
@@ -269,7 +273,7 @@ async def test_a_session_that_does_not_open_says_why_and_the_sandbox_goes_on(
         assert (await (await sandbox.session()).run("echo new")).stdout == b"new\n"
 
 
-async def test_output_streams_while_a_command_runs(sandboxes: SandboxManager) -> None:
+async def test_sandbox_output_streams_while_a_command_runs(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         await shell.run("mkfifo fifo")
@@ -283,7 +287,7 @@ async def test_output_streams_while_a_command_runs(sandboxes: SandboxManager) ->
         assert (await job.wait()).ok
 
 
-async def test_background_jobs_report_their_own_exit_code(sandboxes: SandboxManager) -> None:
+async def test_sandbox_background_jobs_report_their_own_exit_code(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         await shell.run("export WORD=there; cd /tmp")
@@ -299,7 +303,7 @@ async def test_background_jobs_report_their_own_exit_code(sandboxes: SandboxMana
         assert started.stdout.strip() == b"1"
 
 
-async def test_sessions_end_what_they_left_in_the_background(sandboxes: SandboxManager) -> None:
+async def test_sandbox_sessions_end_what_they_left_in_the_background(sandboxes: SandboxManager) -> None:
     """A job outlives its command, and not its session; files and the network of the sandbox are shared all the time."""
     serve = """
 import os, socket
@@ -329,7 +333,7 @@ except ConnectionRefusedError: print("gone")
             assert (await sandbox.execute(PythonCode(source=ask))).stdout == b"gone\n"
 
 
-async def test_sessions_that_end_while_a_background_job_is_begun_begin_none(sandboxes: SandboxManager) -> None:
+async def test_sandbox_sessions_that_end_while_a_background_job_is_begun_begin_none(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
         begins = asyncio.create_task(shell.background("sleep 1000"))
@@ -339,7 +343,7 @@ async def test_sessions_that_end_while_a_background_job_is_begun_begin_none(sand
             await begins
 
 
-async def test_programs_that_are_kept_end_what_they_started(sandboxes: SandboxManager) -> None:
+async def test_sandbox_programs_that_are_kept_end_what_they_started(sandboxes: SandboxManager) -> None:
     loop = "(while :; do echo x >> {0}; sleep 0.01; done) </dev/null >/dev/null 2>&1 & while ! [ -s {0} ]; do :; done"
     async with await sandboxes.create() as sandbox:
         for name, argv in (("a", ("bash", "-c")), ("b", ("setsid", "-w", "bash", "-c"))):
@@ -348,12 +352,12 @@ async def test_programs_that_are_kept_end_what_they_started(sandboxes: SandboxMa
             assert len(set(sizes)) == 1, (name, sizes)
 
 
-async def test_what_cannot_be_passed_on_is_refused_by_name(sandboxes: SandboxManager) -> None:
+async def test_sandbox_what_cannot_be_passed_on_is_refused_by_name(sandboxes: SandboxManager) -> None:
     with pytest.raises(ValueError, match="zero byte"):
         await sandboxes.execute(Command(argv=("echo", "a\0b")))
 
 
-async def test_a_cancelled_execution_ends_its_program(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_cancelled_execution_ends_its_program(sandboxes: SandboxManager) -> None:
     task = asyncio.create_task(sandboxes.execute(PythonCode(source="import time; time.sleep(100)")))
     for _ in range(1000):
         await asyncio.sleep(0)
@@ -365,7 +369,7 @@ async def test_a_cancelled_execution_ends_its_program(sandboxes: SandboxManager)
     assert (await sandboxes.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
 
 
-async def test_an_interactive_program_is_answered(sandboxes: SandboxManager) -> None:
+async def test_sandbox_an_interactive_program_is_answered(sandboxes: SandboxManager) -> None:
     source = "import sys\nfor line in sys.stdin: print(line.strip().upper(), flush=True)\nprint('over')"
     async with sandboxes.running(PythonCode(source=source, stdin=b"one\n", interactive=True)) as job:
         heard = b""
@@ -379,7 +383,7 @@ async def test_an_interactive_program_is_answered(sandboxes: SandboxManager) -> 
         assert (await job.wait()).ok
 
 
-async def test_input_larger_than_a_pipe_arrives_whole(sandboxes: SandboxManager) -> None:
+async def test_sandbox_input_larger_than_a_pipe_arrives_whole(sandboxes: SandboxManager) -> None:
     source = "import sys, zlib\ndata = sys.stdin.buffer.read()\nprint(len(data), zlib.crc32(data))"
     data = bytes(range(256)) * 10_000
     async with sandboxes.running(PythonCode(source=source, stdin=data, interactive=True)) as job:
@@ -387,7 +391,7 @@ async def test_input_larger_than_a_pipe_arrives_whole(sandboxes: SandboxManager)
         assert (await job.wait()).stdout == f"{len(data)} {zlib.crc32(data)}\n".encode()
 
 
-async def test_input_that_nobody_reads_holds_nothing_up(sandboxes: SandboxManager) -> None:
+async def test_sandbox_input_that_nobody_reads_holds_nothing_up(sandboxes: SandboxManager) -> None:
     program = PythonCode(source="import os\nos.close(0)\nprint('x')", stdin=bytes(2**21), interactive=True)
     async with sandboxes.running(program) as job:
         assert (await job.wait()).stdout == b"x\n"
@@ -399,13 +403,13 @@ async def test_input_that_nobody_reads_holds_nothing_up(sandboxes: SandboxManage
         assert (await job.wait()).exit_code == 137
 
 
-async def test_a_program_that_is_talked_to_ends_with_its_block(sandboxes: SandboxManager) -> None:
+async def test_sandbox_a_program_that_is_talked_to_ends_with_its_block(sandboxes: SandboxManager) -> None:
     async with sandboxes.running(PythonCode(source="input()", interactive=True)) as job:
         assert not job.done()
     assert job.done() and (await job.wait()).exit_code == 137
 
 
-async def test_an_oversized_upload_is_refused_and_says_which_limit(sandboxes: SandboxManager) -> None:
+async def test_sandbox_an_oversized_upload_is_refused_and_says_which_limit(sandboxes: SandboxManager) -> None:
     size = LIMITS.disk_bytes + 1
     with pytest.raises(OversizedUploadError, match=f"the files of a program have {size:,} bytes.*disk_bytes"):
         await sandboxes.execute(PythonCode(source="", files={"x": bytes(size)}))
@@ -423,7 +427,7 @@ for line in sys.stdin:
 """
 
 
-async def test_new_limits_count_from_then_on_and_say_what_was_used(sandboxes: SandboxManager) -> None:
+async def test_sandbox_new_limits_count_from_then_on_and_say_what_was_used(sandboxes: SandboxManager) -> None:
     """So a host can bound the parts of a dialogue, and know what each has cost, without asking the program."""
     program = PythonCode(source=STEPS, interactive=True, wall_s=30.0, cpu_s=30.0)
     async with sandboxes.running(program) as job:

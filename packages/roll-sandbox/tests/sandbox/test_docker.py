@@ -92,13 +92,15 @@ def sdk(monkeypatch: pytest.MonkeyPatch, *, connects: object, creates: object = 
         monkeypatch.setitem(sys.modules, each.__name__, each)
 
 
-async def test_without_the_sdk_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_docker_without_the_sdk_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(SandboxUnavailableError, match=r"pip install 'roll-sandbox\[docker\]'"):
         await SandboxManager("docker").start()
 
 
-async def test_without_an_engine_the_message_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_docker_without_an_engine_the_message_says_what_was_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sdk(monkeypatch, connects=DockerError("no such file: /var/run/docker.sock"))
     with pytest.raises(SandboxUnavailableError, match=r"no Docker engine .*docker\.sock.*DOCKER_HOST"):
         await SandboxManager("docker").start()
@@ -113,7 +115,7 @@ async def test_without_an_engine_the_message_says_what_was_tried(monkeypatch: py
         (ConnectionError("reset"), SandboxError, "does not start a container.*reset"),
     ],
 )
-async def test_why_no_container_is_made_is_said_to_whom_it_concerns(
+async def test_sandbox_docker_why_no_container_is_made_is_said_to_whom_it_concerns(
     monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception], words: str
 ) -> None:
     sdk(monkeypatch, connects=None, creates=error)
@@ -124,7 +126,7 @@ async def test_why_no_container_is_made_is_said_to_whom_it_concerns(
             )
 
 
-async def test_a_container_that_does_not_start_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_docker_a_container_that_does_not_start_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     container = Container(DockerError('exec: "python3": executable file not found in $PATH'))
     sdk(monkeypatch, connects=None, creates=container)
     async with SandboxManager("docker", warm=0) as sandboxes:
@@ -133,7 +135,7 @@ async def test_a_container_that_does_not_start_is_removed(monkeypatch: pytest.Mo
     assert container.removed
 
 
-def test_what_the_user_has_to_mend_is_no_infrastructure_error() -> None:
+def test_sandbox_docker_what_the_user_has_to_mend_is_no_infrastructure_error() -> None:
     assert issubclass(SandboxUnavailableError, UserError)
 
 
@@ -154,7 +156,9 @@ def left(manager: SandboxManager) -> list[Any]:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
-async def test_hostile_program_is_contained(containers: SandboxManager, hostile: Hostile, tmp_path: Path) -> None:
+async def test_sandbox_docker_hostile_program_is_contained(
+    containers: SandboxManager, hostile: Hostile, tmp_path: Path
+) -> None:
     (tmp_path / "canary").write_text("host")
     program = hostile.program
     if isinstance(program, PythonCode):
@@ -169,7 +173,7 @@ async def test_hostile_program_is_contained(containers: SandboxManager, hostile:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_time_of_what_left_the_program_counts(containers: SandboxManager) -> None:
+async def test_sandbox_docker_time_of_what_left_the_program_counts(containers: SandboxManager) -> None:
     """A daemon is no descendant any more, but nothing else runs in its container."""
     source = """
 import os
@@ -184,7 +188,7 @@ import time; time.sleep(30)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_limits_that_the_kernel_counts_are_outcomes(containers: SandboxManager) -> None:
+async def test_sandbox_docker_limits_that_the_kernel_counts_are_outcomes(containers: SandboxManager) -> None:
     survived = PythonCode(
         source="import os\ntry:\n  while True:\n    if os.fork() == 0: os._exit(0)\nexcept OSError: pass"
     )
@@ -193,7 +197,7 @@ async def test_limits_that_the_kernel_counts_are_outcomes(containers: SandboxMan
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_mount_may_be_seen_at_two_places(containers: SandboxManager, tmp_path: Path) -> None:
+async def test_sandbox_docker_a_mount_may_be_seen_at_two_places(containers: SandboxManager, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "word").write_text("there")
     mounts = tuple(Mount(source=str(tmp_path), target=target) for target in ("/one", "/two"))
@@ -203,14 +207,14 @@ async def test_a_mount_may_be_seen_at_two_places(containers: SandboxManager, tmp
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_missing_images_and_mounts_are_named(containers: SandboxManager) -> None:
+async def test_sandbox_docker_missing_images_and_mounts_are_named(containers: SandboxManager) -> None:
     with pytest.raises(SandboxUnavailableError, match="no image 'roll-no-such-image'"):
         await containers.execute(HELLO, spec=spec_for("docker", image="roll-no-such-image"))
     with pytest.raises(SandboxUnavailableError, match="/no/such"):
         await containers.execute(HELLO, spec=spec_for("docker", mounts=(Mount(source="/no/such", target="/x"),)))
 
 
-async def test_closing_leaves_no_container_also_of_starts_that_were_cancelled() -> None:
+async def test_sandbox_docker_closing_leaves_no_container_also_of_starts_that_were_cancelled() -> None:
     async for manager in started("docker", warm=0):
         kept = await manager.create()
         for pause_s in (0.0, 0.05, 0.1, 0.2):
@@ -224,7 +228,7 @@ async def test_closing_leaves_no_container_also_of_starts_that_were_cancelled() 
         assert client.containers.list(all=True, filters={"label": f"{LABEL}={label}"}, ignore_removed=True) == []
 
 
-def test_a_killed_manager_leaves_no_container() -> None:
+def test_sandbox_docker_a_killed_manager_leaves_no_container() -> None:
     if reason := missing("docker"):
         pytest.skip(reason)
     import docker
@@ -260,7 +264,9 @@ def test_a_killed_manager_leaves_no_container() -> None:
     assert running() == 0
 
 
-async def test_what_a_killed_process_never_started_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_docker_what_a_killed_process_never_started_is_removed_by_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if reason := missing("docker"):
         pytest.skip(reason)
     import docker

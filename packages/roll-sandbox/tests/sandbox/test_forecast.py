@@ -28,12 +28,12 @@ from roll_sandbox.pools import Pool, pool_key
         (2.0, 6),  # P(X <= 5) = 0.98344, P(X <= 6) = 0.99547
     ],
 )
-def test_the_number_that_is_enough_in_99_of_100_cases(mean: float, quantile: int) -> None:
+def test_sandbox_warm_pool_the_number_that_is_enough_in_99_of_100_cases(mean: float, quantile: int) -> None:
     assert poisson_quantile(mean, 0.99, 100) == quantile
 
 
 @given(st.integers(1, 60), st.integers(0, 40))
-def test_the_quantile_is_the_smallest_that_suffices(tenths: int, most: int) -> None:
+def test_sandbox_warm_pool_the_quantile_is_the_smallest_that_suffices(tenths: int, most: int) -> None:
     mean = tenths / 10
     term = cumulated = Fraction(1)
     exact = 0  # sums of mean^k / k!, compared with 0.99 exp(mean), whose series is as exact
@@ -49,7 +49,7 @@ def test_the_quantile_is_the_smallest_that_suffices(tenths: int, most: int) -> N
     assert poisson_quantile(mean, 0.99, most) == min(exact, most)
 
 
-def test_a_rate_is_half_known_after_its_half_life() -> None:
+def test_sandbox_warm_pool_a_rate_is_half_known_after_its_half_life() -> None:
     demand = Demand()
     for _ in range(10):
         demand = demand.after(8, 1.0, 1.0)
@@ -58,7 +58,7 @@ def test_a_rate_is_half_known_after_its_half_life() -> None:
     assert target(demand, 0.5, 3) == 3
 
 
-def test_a_burst_is_what_was_missing_at_once() -> None:
+def test_sandbox_warm_pool_a_burst_is_what_was_missing_at_once() -> None:
     short = shortage_after(0.0, 100.0, 10.0)
     assert short == 1.0
     short = shortage_after(short, 0.05, 10.0)
@@ -67,7 +67,7 @@ def test_a_burst_is_what_was_missing_at_once() -> None:
     assert target(Demand().after(64, 60.2, 1.0), 0.02, 100) == 60
 
 
-def test_a_burst_is_kept_for_the_usual_silence_and_fades_after_it() -> None:
+def test_sandbox_warm_pool_a_burst_is_kept_for_the_usual_silence_and_fades_after_it() -> None:
     demand = Demand().after(64, 64.0, 1.0)
     for _ in range(60):
         demand = demand.after(0, 0.0, 1.0)
@@ -83,7 +83,7 @@ def test_a_burst_is_kept_for_the_usual_silence_and_fades_after_it() -> None:
     assert target(demand.after(0, 0.0, 1.0), 0.02, 100) == 0
 
 
-def test_memory_and_cores_bound_what_waits() -> None:
+def test_sandbox_warm_pool_memory_and_cores_bound_what_waits() -> None:
     bounds = {"idle": 0, "cores": 2, "start_s": 0.01, "most": 512}
     assert most_idle(free_bytes=None, **bounds) == 512
     assert most_idle(free_bytes=230_000_000, **bounds) == 25  # a quarter of the hundred that would fit
@@ -91,14 +91,14 @@ def test_memory_and_cores_bound_what_waits() -> None:
     assert most_idle(free_bytes=None, **{**bounds, "start_s": 2.0}) == 10  # two cores start ten in ten seconds
 
 
-def test_kinds_share_the_bound_in_proportion() -> None:
+def test_sandbox_warm_pool_kinds_share_the_bound_in_proportion() -> None:
     assert bounded({"a": 3, "b": 4}, 7) == {"a": 3, "b": 4}
     assert bounded({"a": 30, "b": 10, "c": 1}, 20) == {"a": 15, "b": 5, "c": 0}  # 14.6, 4.9, 0.5
     assert bounded({}, 5) == {}
 
 
 @given(st.dictionaries(st.integers(), st.integers(0, 50)), st.integers(0, 300))
-def test_shares_never_exceed_the_bound_nor_the_wish(wanted: dict[int, int], most: int) -> None:
+def test_sandbox_warm_pool_shares_never_exceed_the_bound_nor_the_wish(wanted: dict[int, int], most: int) -> None:
     given = bounded(wanted, most)
     assert sum(given.values()) == min(most, sum(wanted.values()))
     assert all(0 <= given[kind] <= wanted[kind] for kind in wanted)
@@ -106,7 +106,9 @@ def test_shares_never_exceed_the_bound_nor_the_wish(wanted: dict[int, int], most
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.floats(0.01, 5.0)), max_size=50), st.floats(0.001, 2.0))
-def test_targets_grow_with_demand_and_vanish_without(windows: list[tuple[int, float]], lead_s: float) -> None:
+def test_sandbox_warm_pool_targets_grow_with_demand_and_vanish_without(
+    windows: list[tuple[int, float]], lead_s: float
+) -> None:
     demand, more = Demand(), Demand()
     for arrivals, window_s in windows:
         demand = demand.after(arrivals, arrivals / 2, window_s)
@@ -119,12 +121,12 @@ def test_targets_grow_with_demand_and_vanish_without(windows: list[tuple[int, fl
     assert target(demand, lead_s, 50) == 0
 
 
-def test_where_a_sandbox_runs_makes_no_difference_to_its_pool() -> None:
+def test_sandbox_warm_pool_where_a_sandbox_runs_makes_no_difference_to_its_pool() -> None:
     assert pool_key(SandboxSpec(affinity="a")) == pool_key(SandboxSpec(affinity="b")) == SandboxSpec()
     assert len({pool_key(SandboxSpec(image=image)) for image in (None, "a", "b")}) == 3
 
 
-def test_a_pool_closes_what_waited_in_vain_and_starts_what_is_missing() -> None:
+def test_sandbox_warm_pool_a_pool_closes_what_waited_in_vain_and_starts_what_is_missing() -> None:
     async def use() -> None:
         pool = Pool(SandboxSpec(), 3, cores=2)
         pool.starting = 1
@@ -139,7 +141,7 @@ def test_a_pool_closes_what_waited_in_vain_and_starts_what_is_missing() -> None:
     asyncio.run(use())
 
 
-def test_a_pool_gives_out_no_sandbox_that_broke_while_it_waited() -> None:
+def test_sandbox_warm_pool_a_pool_gives_out_no_sandbox_that_broke_while_it_waited() -> None:
     async def use() -> None:
         pool = Pool(SandboxSpec(), 2, cores=2)
         whole, broken = _Started([0]), _Started([0])
@@ -226,7 +228,7 @@ async def _fails(count: list[int], spec: SandboxSpec) -> _Started:
     raise SandboxError("no such image")
 
 
-def test_what_cannot_be_started_is_not_tried_in_advance_again_and_again() -> None:
+def test_sandbox_warm_pool_what_cannot_be_started_is_not_tried_in_advance_again_and_again() -> None:
     tried: list[int] = []
 
     async def ask() -> None:
@@ -247,7 +249,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_sandbox.manager.free_memory_bytes", lambda: 2**33)
 
 
-def test_bursts_of_training_steps_start_warm_from_the_second_on() -> None:
+def test_sandbox_warm_pool_bursts_of_training_steps_start_warm_from_the_second_on() -> None:
     bursts = [step * 40.0 + index * 1e-4 for step in range(10) for index in range(64)]
     foreseen, waiting = _replay(bursts, None)
     fixed, _ = _replay(bursts, 2)
@@ -256,7 +258,7 @@ def test_bursts_of_training_steps_start_warm_from_the_second_on() -> None:
     assert 60 <= waiting <= 70
 
 
-def test_steady_arrivals_start_warm() -> None:
+def test_sandbox_warm_pool_steady_arrivals_start_warm() -> None:
     draw = random.Random(0)
     times = [0.0]
     while times[-1] < 120:
@@ -268,7 +270,7 @@ def test_steady_arrivals_start_warm() -> None:
     assert waiting <= 12  # of 30 a second, not of all that are in use
 
 
-def test_pools_die_away_when_nothing_comes() -> None:
+def test_sandbox_warm_pool_die_away_when_nothing_comes() -> None:
     times = [index * 0.02 for index in range(250)]
     foreseen, waiting = _replay(times, None, rest_s=600.0)
     assert foreseen > 0.9

@@ -99,7 +99,7 @@ class Person:
         return self.process.wait(WAIT_S)
 
 
-def test_a_program_s_output_exit_code_and_input_are_those_of_the_command(place: dict[str, str]) -> None:
+def test_sandbox_cli_a_program_s_output_exit_code_and_input_are_those_of_the_command(place: dict[str, str]) -> None:
     said = command(place, "run", "--", "sh", "-c", "cat; echo oh >&2; exit 7", stdin=b"\x00in\xff")
     assert (said.returncode, said.stdout, said.stderr) == (7, b"\x00in\xff", b"oh\n")
     late = command(place, "run", "--time", "0.3", "--", "sleep", "60")
@@ -107,7 +107,7 @@ def test_a_program_s_output_exit_code_and_input_are_those_of_the_command(place: 
     assert names(place) == []
 
 
-def test_an_interrupt_kills_the_program_and_its_sandbox(place: dict[str, str]) -> None:
+def test_sandbox_cli_an_interrupt_kills_the_program_and_its_sandbox(place: dict[str, str]) -> None:
     person = Person(place, "run", "--", "sh", "-c", "trap '' INT; echo begun; sleep 60")
     person.reads("begun")
     person.type("\x03")
@@ -115,7 +115,7 @@ def test_an_interrupt_kills_the_program_and_its_sandbox(place: dict[str, str]) -
     assert names(place) == []
 
 
-def test_a_sandbox_that_is_kept_is_listed_looked_at_used_again_and_stopped(place: dict[str, str]) -> None:
+def test_sandbox_cli_a_sandbox_that_is_kept_is_listed_looked_at_used_again_and_stopped(place: dict[str, str]) -> None:
     said = command(place, "run", "--keep", "--", "sh", "-c", r"printf 'a\033[31mred\033]0;title\007\n'; touch here")
     assert said.returncode == 0 and b"\x1b[31m" in said.stdout
     name = said.stderr.split()[1].decode()
@@ -136,7 +136,7 @@ def test_a_sandbox_that_is_kept_is_listed_looked_at_used_again_and_stopped(place
         assert refused.returncode == 2 and refused.stderr.startswith(b"Error: "), gone
 
 
-def test_a_shell_has_a_terminal_that_is_resized_interrupted_left_found_again_and_given_back(
+def test_sandbox_cli_a_shell_has_a_terminal_that_is_resized_interrupted_left_found_again_and_given_back(
     place: dict[str, str],
 ) -> None:
     person = Person(place, "shell", rows=33, columns=77)
@@ -167,7 +167,7 @@ def test_a_shell_has_a_terminal_that_is_resized_interrupted_left_found_again_and
     assert command(place, "stop", "--all").returncode == 0
 
 
-def test_output_without_end_neither_fills_memory_nor_delays_an_interrupt(place: dict[str, str]) -> None:
+def test_sandbox_cli_output_without_end_neither_fills_memory_nor_delays_an_interrupt(place: dict[str, str]) -> None:
     person = Person(place, "shell")
     person.reads(r"\$ ")
     person.type("yes abcdefgh\r")
@@ -179,7 +179,7 @@ def test_output_without_end_neither_fills_memory_nor_delays_an_interrupt(place: 
     assert person.leave() == 0 and person.restored()
 
 
-def test_a_signal_leaves_the_shell_running_and_the_terminal_as_it_was(place: dict[str, str]) -> None:
+def test_sandbox_cli_a_signal_leaves_the_shell_running_and_the_terminal_as_it_was(place: dict[str, str]) -> None:
     person = Person(place, "shell")
     person.reads(r"\$ ")
     assert not person.restored()
@@ -189,7 +189,7 @@ def test_a_signal_leaves_the_shell_running_and_the_terminal_as_it_was(place: dic
     command(place, "stop", "--all")
 
 
-def test_a_live_table_goes_with_an_interrupt_and_needs_no_terminal(place: dict[str, str]) -> None:
+def test_sandbox_cli_a_live_table_goes_with_an_interrupt_and_needs_no_terminal(place: dict[str, str]) -> None:
     person = Person(place, "top", "--every", "0.2")
     person.reads("0 sandboxes")
     person.type("\x03")
@@ -198,7 +198,9 @@ def test_a_live_table_goes_with_an_interrupt_and_needs_no_terminal(place: dict[s
 
 
 @pytest.mark.parametrize("arguments", [("ls",), ("run", "--", "true")])
-def test_without_a_service_or_a_token_one_line_says_so(arguments: tuple[str, ...], place: dict[str, str]) -> None:
+def test_sandbox_cli_without_a_service_or_a_token_one_line_says_so(
+    arguments: tuple[str, ...], place: dict[str, str]
+) -> None:
     nobody = command({**place, "ROLL_SANDBOX_URL": "http://127.0.0.1:9"}, *arguments)
     assert nobody.returncode == 2 and b"no sandbox service answers at 'http://127.0.0.1:9'" in nobody.stderr
     wrong = command({**place, "ROLL_SANDBOX_TOKEN": "roll_wrong_x"}, *arguments)
@@ -207,7 +209,7 @@ def test_without_a_service_or_a_token_one_line_says_so(arguments: tuple[str, ...
     assert none.returncode == 2 and b"needs a token" in none.stderr
 
 
-def test_a_shell_without_a_terminal_is_refused_and_a_local_one_needs_no_service(tmp_path: Path) -> None:
+def test_sandbox_cli_a_shell_without_a_terminal_is_refused_and_a_local_one_needs_no_service(tmp_path: Path) -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
     alone = {name: value for name, value in os.environ.items() if not name.startswith("ROLL_SANDBOX")}
@@ -220,7 +222,7 @@ def test_a_shell_without_a_terminal_is_refused_and_a_local_one_needs_no_service(
     assert person.leave() == 3 and person.restored()
 
 
-def test_keys_that_leave_are_those_at_the_beginning_of_a_line_only() -> None:
+def test_sandbox_cli_keys_that_leave_are_those_at_the_beginning_of_a_line_only() -> None:
     keys = Keys()
     assert (keys.feed(b"a~.b\r"), keys.left) == (b"a~.b\r", False)
     assert (keys.feed(b"~"), keys.feed(b"/x\r"), keys.left) == (b"", b"~/x\r", False)
@@ -228,7 +230,7 @@ def test_keys_that_leave_are_those_at_the_beginning_of_a_line_only() -> None:
     assert (keys.feed(b"ls\r~.rest"), keys.left) == (b"ls\r", True)
 
 
-def test_words_of_others_cannot_act_on_a_terminal() -> None:
+def test_sandbox_cli_words_of_others_cannot_act_on_a_terminal() -> None:
     assert _table(("A", "B"), [("x\x1b[2J\n", "\u202ey")]) == "A         B\nx\\x1b[2J  \\x202ey"
 
 
@@ -244,6 +246,8 @@ def test_words_of_others_cannot_act_on_a_terminal() -> None:
     ],
     ids=["colours", "progress", "clipboard", "questions", "direction", "endless"],
 )
-def test_a_programs_output_does_nothing_to_a_terminal_but_lines_and_colours(pieces: list[bytes], shown: str) -> None:
+def test_sandbox_cli_a_programs_output_does_nothing_to_a_terminal_but_lines_and_colours(
+    pieces: list[bytes], shown: str
+) -> None:
     terminal = Harmless()
     assert "".join(map(terminal.feed, pieces)) + terminal.feed(b"", end=True) == shown

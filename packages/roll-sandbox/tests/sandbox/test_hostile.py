@@ -101,7 +101,9 @@ def _groups(manager: Manager) -> bool:
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
-async def test_hostile_program_is_contained(contained: SandboxManager, host: Host, hostile: Hostile) -> None:
+async def test_sandbox_untrusted_code_hostile_program_is_contained(
+    contained: SandboxManager, host: Host, hostile: Hostile
+) -> None:
     if platform.machine() != "x86_64" and "call(" in getattr(hostile.program, "source", ""):
         pytest.skip("its system calls are numbered for x86-64")
     result = await contained.execute(_with(hostile.program, host.words))
@@ -120,7 +122,7 @@ async def test_hostile_program_is_contained(contained: SandboxManager, host: Hos
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda hostile: hostile.name)
-async def test_hostile_program_is_contained_by_a_service(
+async def test_sandbox_untrusted_code_hostile_program_is_contained_by_a_service(
     serviced: SandboxManager, host: Host, hostile: Hostile
 ) -> None:
     """The verdict is the local one: whoever asks cannot tell the difference."""
@@ -151,7 +153,9 @@ _ALLOWED_IN_AN_IMAGE = ("writing to the system", "symbolic link to a system file
     [hostile for hostile in HOSTILE if hostile.name not in _ALLOWED_IN_AN_IMAGE],
     ids=lambda hostile: hostile.name,
 )
-async def test_hostile_program_is_contained_in_an_image(imaged: SandboxManager, host: Host, hostile: Hostile) -> None:
+async def test_sandbox_untrusted_code_hostile_program_is_contained_in_an_image(
+    imaged: SandboxManager, host: Host, hostile: Hostile
+) -> None:
     await _contained(imaged, host, hostile)
 
 
@@ -172,7 +176,7 @@ async def _contained(manager: SandboxManager, host: Host, hostile: Hostile) -> N
     assert after.stdout == b"[] []\n"
 
 
-def test_every_hostile_program_is_described() -> None:
+def test_sandbox_untrusted_code_every_hostile_program_is_described() -> None:
     page = SECURITY_PAGE.read_text()
     assert len(HOSTILE) >= 60
     assert len({hostile.name for hostile in HOSTILE}) == len(HOSTILE)
@@ -209,14 +213,14 @@ print(found)
 """
 
 
-async def test_nothing_of_a_program_meets_the_next_one(contained: SandboxManager) -> None:
+async def test_sandbox_untrusted_code_nothing_of_a_program_meets_the_next_one(contained: SandboxManager) -> None:
     """Files, System V and POSIX objects, abstract sockets, processes: in the same warm sandbox."""
     assert (await contained.execute(PythonCode(source=TRACES))).ok
     assert (await contained.execute(PythonCode(source=LOOK))).stdout == b"[]\n"
 
 
 @pytest.mark.parametrize("told", ["input", "source"])
-async def test_nothing_that_a_program_was_given_is_in_the_memory_of_the_next_one(
+async def test_sandbox_untrusted_code_nothing_that_a_program_was_given_is_in_the_memory_of_the_next_one(
     contained: SandboxManager, told: str
 ) -> None:
     """Much of it, and short, for what is allocated since may overwrite nearly all."""
@@ -261,7 +265,9 @@ print(len(found), opened, taken)
 """
 
 
-async def test_closed_connections_of_a_program_tell_the_next_one_nothing(contained: SandboxManager) -> None:
+async def test_sandbox_untrusted_code_closed_connections_of_a_program_tell_the_next_one_nothing(
+    contained: SandboxManager,
+) -> None:
     """TIME_WAIT sockets, counters and ports belong to a network of one program's own."""
     for _ in range(20):
         started = contained.health()["started"]
@@ -292,7 +298,7 @@ print(queued)
 """
 
 
-async def test_what_waits_in_sockets_is_bounded(contained: SandboxManager) -> None:
+async def test_sandbox_untrusted_code_what_waits_in_sockets_is_bounded(contained: SandboxManager) -> None:
     """It is the kernel's memory: more of it than the whole host's network may have would stop the training's."""
     if not _groups(contained):
         pytest.skip("without control groups network buffers are not counted (docs/security.md)")
@@ -300,7 +306,9 @@ async def test_what_waits_in_sockets_is_bounded(contained: SandboxManager) -> No
     assert int(result.stdout or b"0") <= LIMITS.memory_bytes, result
 
 
-async def test_links_left_in_a_sandbox_lead_the_host_nowhere(contained: SandboxManager, host: Host) -> None:
+async def test_sandbox_untrusted_code_links_left_in_a_sandbox_lead_the_host_nowhere(
+    contained: SandboxManager, host: Host
+) -> None:
     async with await contained.create() as sandbox:
         shell = await sandbox.session()
         await shell.run(f"ln -s {host.canary} canary; ln -s /etc/shadow shadow; ln -s /proc/1/environ environ; mkdir d")
@@ -315,7 +323,9 @@ async def test_links_left_in_a_sandbox_lead_the_host_nowhere(contained: SandboxM
     assert [path.name for path in host.canary.parent.iterdir() if path.name not in ("canary", "socket")] == []
 
 
-async def test_a_forged_snapshot_writes_nothing_outside(contained: SandboxManager, host: Host) -> None:
+async def test_sandbox_untrusted_code_a_forged_snapshot_writes_nothing_outside(
+    contained: SandboxManager, host: Host
+) -> None:
     import io
     import tarfile
 
@@ -338,7 +348,7 @@ async def test_a_forged_snapshot_writes_nothing_outside(contained: SandboxManage
     assert host.canary.read_text() == host.secret
 
 
-async def test_a_candidate_cannot_change_its_checker(contained: SandboxManager) -> None:
+async def test_sandbox_untrusted_code_a_candidate_cannot_change_its_checker(contained: SandboxManager) -> None:
     """Files, start-up modules and patched built-ins of one program do not exist for another."""
     cheat = """
 import builtins, os, site, sys
@@ -356,7 +366,9 @@ sys.modules["json"] = None
     assert (await contained.execute(checker)).stdout == b"false\n"
 
 
-async def test_an_object_equal_to_everything_is_only_text_to_the_checker(contained: SandboxManager) -> None:
+async def test_sandbox_untrusted_code_an_object_equal_to_everything_is_only_text_to_the_checker(
+    contained: SandboxManager,
+) -> None:
     candidate = """
 class Equal:
     def __eq__(self, other): return True
@@ -368,7 +380,7 @@ print(Equal())
     assert (await contained.execute(checker, spec=spec_for("bubblewrap", pool="checker"))).stdout == b"False\n"
 
 
-async def test_a_sandbox_survives_its_programs(contained: SandboxManager) -> None:
+async def test_sandbox_untrusted_code_a_sandbox_survives_its_programs(contained: SandboxManager) -> None:
     """In a sandbox that is kept, programs share processes and files, but not the agent."""
     async with await contained.create() as sandbox:
         attack = """
@@ -385,7 +397,7 @@ print("BREACH" if os.access("/proc/1/mem", os.R_OK) and open("/proc/1/mem", "rb"
 
 
 @pytest.mark.parametrize("free", [0, 1, 2])
-async def test_taking_all_processes_of_a_kept_sandbox_is_no_infrastructure_error(
+async def test_sandbox_untrusted_code_taking_all_processes_of_a_kept_sandbox_is_no_infrastructure_error(
     contained: SandboxManager, free: int
 ) -> None:
     """Nor is it where the init of the next program can be forked, and the program cannot."""

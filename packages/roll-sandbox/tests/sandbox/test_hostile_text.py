@@ -46,18 +46,20 @@ def framed(text: bytes, *pieces: bytes) -> bytes:
         (b"9" * 10**5, "not JSON"),
     ],
 )
-def test_documents_are_counted_before_anything_is_made_of_them(document: bytes, word: str) -> None:
+def test_sandbox_untrusted_text_documents_are_counted_before_anything_is_made_of_them(
+    document: bytes, word: str
+) -> None:
     with pytest.raises(SandboxRequestError, match=word):
         parsed(document)
 
 
-def test_texts_may_have_what_they_like() -> None:
+def test_sandbox_untrusted_text_may_have_what_they_like() -> None:
     long = '["{[,\\"' * 2**16
     assert parsed(encode({"text": long})[4:]) == {"text": long}
     assert parsed(b"[" * 64 + b"]" * 64)[0][0]
 
 
-def test_a_piece_of_data_is_named_once() -> None:
+def test_sandbox_untrusted_text_a_piece_of_data_is_named_once() -> None:
     assert decode(framed(b'{"a":{"$b":0}}', b"x")) == {"a": b"x"}
     for message in (framed(b'{"a":{"$b":0},"b":{"$b":0}}', b"x"), framed(b"{}", *[b""] * (2**17 + 1))):
         with pytest.raises(SandboxRequestError, match=r"twice|pieces"):
@@ -65,7 +67,7 @@ def test_a_piece_of_data_is_named_once() -> None:
 
 
 @pytest.mark.parametrize("number", [10**400, -(10**400), float("inf"), float("nan")])
-def test_numbers_that_nothing_can_compute_with_are_refused(number: float) -> None:
+def test_sandbox_untrusted_text_numbers_that_nothing_can_compute_with_are_refused(number: float) -> None:
     extend = {"op": "extend", "sandbox": "a" * 8, "lifetime_s": number}
     for refused in (
         lambda: checked(extend),
@@ -79,7 +81,7 @@ def test_numbers_that_nothing_can_compute_with_are_refused(number: float) -> Non
 
 
 @pytest.mark.parametrize("said", [{"image": "a" * 2**17}, {"preload": ["re"] * 2**14}, {"affinity": "a" * 2**17}])
-def test_a_spec_that_would_fill_the_database_is_refused(said: dict[str, object]) -> None:
+def test_sandbox_untrusted_text_a_spec_that_would_fill_the_database_is_refused(said: dict[str, object]) -> None:
     with pytest.raises(SandboxRequestError, match="shorten"):
         spec_of(said)
 
@@ -105,14 +107,14 @@ _FILE = tarfile.TarInfo("y").tobuf()
     ],
     ids=["digits", "chain", "names", "global", "sparse", "long"],
 )
-def test_headers_that_would_hold_the_service_up_are_refused(archive: bytes) -> None:
+def test_sandbox_untrusted_text_headers_that_would_hold_the_service_up_are_refused(archive: bytes) -> None:
     began = time.process_time()
     with pytest.raises(SandboxRequestError, match=r"header|sparse|kind|plain"):
         check_archive(archive + _FILE + b"\0" * 1024, 2**20, 100)
     assert time.process_time() - began < 5
 
 
-def test_archives_with_long_names_and_times_are_plain() -> None:
+def test_sandbox_untrusted_text_archives_with_long_names_and_times_are_plain() -> None:
     file = io.BytesIO()
     for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
         with tarfile.open(fileobj=file, mode="w", format=form) as archive:
@@ -141,7 +143,7 @@ _NEWS = [
 
 
 @pytest.mark.parametrize("news", _NEWS, ids=[str(each["op"]) for each in _NEWS])
-def test_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, object]) -> None:
+def test_sandbox_untrusted_text_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, object]) -> None:
     assert heard({**news, "more": 1}) == news
     for name in news:
         for wrong in ([1], {"limits": 1}, "\ud800" * 2**17, -1, 10**400, float("nan"), True):
@@ -159,13 +161,13 @@ def test_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, obje
         ("programs", [{**_PROGRAM, "end": {"limits": 3}}]),
     ],
 )
-def test_ends_that_no_client_could_read_are_not_passed_on(field: str, wrong: object) -> None:
+def test_sandbox_untrusted_text_ends_that_no_client_could_read_are_not_passed_on(field: str, wrong: object) -> None:
     news = next(each for each in _NEWS if field in each)
     with pytest.raises(SandboxRequestError, match=field):
         heard({**news, field: wrong})
 
 
-def test_a_worker_says_what_it_holds_in_names() -> None:
+def test_sandbox_untrusted_text_a_worker_says_what_it_holds_in_names() -> None:
     join = {"op": "join", "name": "w" * 8, "process": "1", "capacity": 1, "leaving": False, "report": {}}
     assert heard({**join, "holds": {"ann/a": _HELD}})["holds"] == {"ann/a": _HELD}
     for holds in ([], {"ann/a": {}}, {"ann/a": {**_HELD, "programs": [1]}}, {"ann/a": {**_HELD, "traits": {}}}):
@@ -187,12 +189,14 @@ _POOL = {"pool": "host-1", "idle": 0, "target": 0, "hits": 0, "misses": 0}
         {"pools": [_POOL] * 33},
     ],
 )
-def test_a_report_that_would_break_placing_or_metrics_is_refused(said: dict[str, object]) -> None:
+def test_sandbox_untrusted_text_a_report_that_would_break_placing_or_metrics_is_refused(
+    said: dict[str, object],
+) -> None:
     with pytest.raises(SandboxRequestError):
         report_of(said)
 
 
-def test_rows_that_a_hand_or_another_version_wrote_stop_no_server(tmp_path: Path) -> None:
+def test_sandbox_untrusted_text_rows_that_a_hand_or_another_version_wrote_stop_no_server(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/sandboxes.db"
     store = Store(address)
     store.migrate()
@@ -229,13 +233,13 @@ def test_rows_that_a_hand_or_another_version_wrote_stop_no_server(tmp_path: Path
     assert [each.why for each in ended] == ["lost"] * 4
 
 
-def test_one_follower_that_fails_takes_no_others_along(caplog: pytest.LogCaptureFixture) -> None:
+def test_sandbox_untrusted_text_one_follower_that_fails_takes_no_others_along(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Exception | None] = []
     _call([(told.append, None), (lambda _: 1 / 0, None), (told.append, None)])
     assert told == [None, None] and "ZeroDivisionError" in caplog.text
 
 
-def test_the_largest_output_goes_first_and_once() -> None:
+def test_sandbox_untrusted_text_the_largest_output_goes_first_and_once() -> None:
     outputs, dropped = Outputs(100), []
     for name, size in (("a", 40), ("b", 30), ("a", 20), ("c", 20)):
         outputs.add(("ann/a", name), size, lambda name=name: dropped.append(name))
@@ -260,7 +264,7 @@ class Deaf:
         self.closed = True
 
 
-def test_peers_that_read_nothing_are_hung_up_on_for_all_lines_of_an_owner_together(
+def test_sandbox_untrusted_text_peers_that_read_nothing_are_hung_up_on_for_all_lines_of_an_owner_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sockets, "_MOST_OF_OWNER_BYTES", 1000)
@@ -281,7 +285,7 @@ def test_peers_that_read_nothing_are_hung_up_on_for_all_lines_of_an_owner_togeth
     asyncio.run(listened())
 
 
-def test_what_waits_for_a_worker_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_untrusted_text_what_waits_for_a_worker_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "_WAITING_BYTES", 1000)
     link = links.WorkerLink("worker-a", None)
     for _ in range(9):
@@ -296,7 +300,7 @@ class Busy:
         await asyncio.Event().wait()
 
 
-def test_what_waits_for_a_command_is_bounded_in_bytes() -> None:
+def test_sandbox_untrusted_text_what_waits_for_a_command_is_bounded_in_bytes() -> None:
     told: list[dict[str, object]] = []
     place = {"sandbox": "ann/a", "id": "line-0001"}
 
@@ -313,7 +317,7 @@ def test_what_waits_for_a_command_is_bounded_in_bytes() -> None:
     assert [(each["op"], each["error"]) for each in told] == [("error", "request")]
 
 
-def test_an_outbox_says_that_nobody_keeps_up() -> None:
+def test_sandbox_untrusted_text_an_outbox_says_that_nobody_keeps_up() -> None:
     outbox = Outbox(100)
     for _ in range(3):
         outbox.put(b"x" * 40)
@@ -359,7 +363,9 @@ _HEAD = b"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\n"
     ],
     ids=["line", "lines", "trailer", "body", "chunks"],
 )
-def test_what_is_around_a_body_is_bounded_before_anybody_asks_for_a_token(pieces: list[bytes], refused: bool) -> None:
+def test_sandbox_untrusted_text_what_is_around_a_body_is_bounded_before_anybody_asks_for_a_token(
+    pieces: list[bytes], refused: bool
+) -> None:
     heads = pytest.importorskip("roll_sandbox.service.heads", exc_type=ImportError)
     uvicorn = pytest.importorskip("uvicorn")
 

@@ -35,7 +35,9 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-async def test_a_worker_outlives_its_server_and_what_it_held_is_lost_with_it(tmp_path: Path) -> None:
+async def test_sandbox_worker_join_a_worker_outlives_its_server_and_what_it_held_is_lost_with_it(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("sqlalchemy")
     if reason := missing("service"):
         pytest.skip(reason)
@@ -70,7 +72,7 @@ async def test_a_worker_outlives_its_server_and_what_it_held_is_lost_with_it(tmp
                     await asyncio.wait_for(lost.wait(), 30)
 
 
-async def test_a_worker_without_a_token_is_told_where_one_is_made(
+async def test_sandbox_worker_join_a_worker_without_a_token_is_told_where_one_is_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("ROLL_SANDBOX_TOKEN", raising=False)

@@ -120,7 +120,7 @@ async def _attack(way: str, seed: int, *, users: int, turns: int, kills: int, ki
     return attack
 
 
-async def test_kept_programs_and_sessions_under_kills_leave_nothing() -> None:
+async def test_sandbox_kept_kill_kept_programs_and_sessions_under_kills_leave_nothing() -> None:
     attack = await _attack("zygote" if os.geteuid() == 0 else "bwrap", 1, users=3, turns=2, kills=12, kill_spawner=True)
     assert sum(attack.ends.values()) == 6, attack.ends
 
@@ -128,7 +128,9 @@ async def test_kept_programs_and_sessions_under_kills_leave_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [getattr(way, "values", [way])[0] for way in WAYS])
 @pytest.mark.parametrize("kill_spawner", [False, True])
-async def test_kept_programs_and_sessions_under_many_kills_leave_nothing(way: str, kill_spawner: bool) -> None:
+async def test_sandbox_kept_kill_kept_programs_and_sessions_under_many_kills_leave_nothing(
+    way: str, kill_spawner: bool
+) -> None:
     for seed in range(int(os.environ.get("ROLL_BOMB_ROUNDS", "1"))):
         attack = await _attack(way, seed, users=4, turns=5, kills=60, kill_spawner=kill_spawner)
         assert attack.ends["ended"] and attack.ends["SandboxError"], attack.ends

@@ -47,28 +47,28 @@ def groups_and_directories(spawner: int) -> set[str]:
     return found | {str(path) for path in Path("/tmp").glob(f"roll-sandbox-{spawner}")}
 
 
-async def test_a_warm_sandbox_is_used_again() -> None:
+async def test_sandbox_manager_a_warm_sandbox_is_used_again() -> None:
     async with manager(warm=1) as sandboxes:
         for _ in range(5):
             assert (await sandboxes.execute(HELLO)).stdout == b"hello\n"
         assert sandboxes.health() == {"idle": 1, "started": 1, "failed_starts": 0, "broken": 0, "programs": 5}
 
 
-async def test_pools_do_not_share_sandboxes() -> None:
+async def test_sandbox_manager_pools_do_not_share_sandboxes() -> None:
     async with manager(warm=1) as sandboxes:
         await sandboxes.execute(HELLO)
         await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", pool="checker"))
         assert sandboxes.health()["started"] == 2
 
 
-async def test_a_created_sandbox_is_never_one_that_ran_a_program() -> None:
+async def test_sandbox_manager_a_created_sandbox_is_never_one_that_ran_a_program() -> None:
     async with manager(warm=1) as sandboxes:
         await sandboxes.execute(HELLO)
         async with await sandboxes.create():
             assert sandboxes.health()["started"] >= 2
 
 
-async def test_at_most_max_sandboxes_exist_and_others_wait() -> None:
+async def test_sandbox_manager_at_most_max_sandboxes_exist_and_others_wait() -> None:
     async with manager(max_sandboxes=2) as sandboxes:
         first, second = await sandboxes.create(), await sandboxes.create()
         waiting = asyncio.create_task(sandboxes.create())
@@ -79,7 +79,7 @@ async def test_at_most_max_sandboxes_exist_and_others_wait() -> None:
         await asyncio.gather(second.close(), third.close())
 
 
-async def test_idle_ones_of_many_kinds_are_bounded_and_the_oldest_kind_goes_first() -> None:
+async def test_sandbox_manager_idle_ones_of_many_kinds_are_bounded_and_the_oldest_kind_goes_first() -> None:
     async with manager(warm=1, max_sandboxes=2) as sandboxes:
         for pool in "abcd":
             await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", pool=pool))
@@ -89,19 +89,19 @@ async def test_idle_ones_of_many_kinds_are_bounded_and_the_oldest_kind_goes_firs
         assert sandboxes.health()["started"] == before  # the latest kind was kept
 
 
-async def test_an_image_is_refused_where_there_are_none() -> None:
+async def test_sandbox_manager_an_image_is_refused_where_there_are_none() -> None:
     async with manager() as sandboxes:
         with pytest.raises(SandboxUnavailableError, match="image 'busybox'"):
             await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", image="busybox"))
 
 
-async def test_preloaded_modules_are_there_already() -> None:
+async def test_sandbox_manager_preloaded_modules_are_there_already() -> None:
     async with manager(warm=1, spec=spec_for("bubblewrap", preload=("decimal",))) as sandboxes:
         result = await sandboxes.execute(PythonCode(source="import sys; print('decimal' in sys.modules)"))
         assert result.stdout == b"True\n"
 
 
-async def test_mounts_can_be_read_and_imported_from_but_not_written(tmp_path: Path) -> None:
+async def test_sandbox_manager_mounts_can_be_read_and_imported_from_but_not_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # what a mount shows must be readable for every user
     (tmp_path / "helper.py").write_text("VALUE = 7")
     spec = spec_for("bubblewrap", mounts=(Mount(source=str(tmp_path), target="/data"),), python_path=("/data",))
@@ -111,43 +111,45 @@ async def test_mounts_can_be_read_and_imported_from_but_not_written(tmp_path: Pa
     assert result.stdout == b"7\nRead-only file system\n"
 
 
-async def test_a_missing_mount_is_named() -> None:
+async def test_sandbox_manager_a_missing_mount_is_named() -> None:
     async with manager() as sandboxes:
         with pytest.raises(SandboxUnavailableError, match="/no/such"):
             await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", mounts=(Mount(source="/no/such", target="/x"),)))
 
 
-async def test_without_bubblewrap_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_manager_without_bubblewrap_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
         await SandboxManager("bubblewrap").start()
 
 
-async def test_an_unknown_runtime_is_named() -> None:
+async def test_sandbox_manager_an_unknown_runtime_is_named() -> None:
     with pytest.raises(ConfigError, match="bubblewrap"):
         SandboxManager("bubblewrapp")
 
 
-async def test_the_subprocess_runtime_refuses_untrusted_code() -> None:
+async def test_sandbox_manager_the_subprocess_runtime_refuses_untrusted_code() -> None:
     async with SandboxManager("subprocess", warm=0) as sandboxes:
         with pytest.raises(UntrustedCodeError, match="untrusted"):
             await sandboxes.execute(HELLO)
         assert issubclass(UntrustedCodeError, UserError)
 
 
-async def test_a_closed_manager_says_so() -> None:
+async def test_sandbox_manager_a_closed_manager_says_so() -> None:
     sandboxes = manager()
     with pytest.raises(SandboxError, match="not started"):
         await sandboxes.execute(HELLO)
     assert issubclass(SandboxError, RuntimeError) and not issubclass(SandboxError, UserError)
 
 
-def test_limits_must_be_positive() -> None:
+def test_sandbox_manager_limits_must_be_positive() -> None:
     with pytest.raises(ValueError, match="memory_bytes is 0"):
         Limits(memory_bytes=0)
 
 
-async def test_without_control_groups_limits_hold_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_manager_without_control_groups_limits_hold_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a host gives no groups, the agent watches memory and the kernel counts processes per user."""
     from roll_sandbox import agent_code
 
@@ -168,7 +170,7 @@ async def test_without_control_groups_limits_hold_too(monkeypatch: pytest.Monkey
         assert (await sandboxes.execute(HELLO)).ok
 
 
-async def test_a_killed_spawner_is_replaced() -> None:
+async def test_sandbox_manager_a_killed_spawner_is_replaced() -> None:
     async with manager(warm=1) as sandboxes:
         kept = await sandboxes.create()
         os.kill(sandboxes.runtime._spawner._process.pid, signal.SIGKILL)
@@ -199,7 +201,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_nothing_outlives_a_killed_training(number: int) -> None:
+def test_sandbox_manager_nothing_outlives_a_killed_training(number: int) -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
     process = subprocess.Popen(
@@ -264,17 +266,17 @@ async def _leaks_after(num_executions: int) -> None:
     assert not psutil.pid_exists(pid)
 
 
-async def test_two_hundred_executions_leak_nothing() -> None:
+async def test_sandbox_manager_two_hundred_executions_leak_nothing() -> None:
     await _leaks_after(200)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_ten_thousand_executions_leak_nothing() -> None:
+async def test_sandbox_manager_ten_thousand_executions_leak_nothing() -> None:
     await _leaks_after(10_000)
 
 
-async def test_fifty_sandboxes_live_at_once() -> None:
+async def test_sandbox_manager_fifty_sandboxes_live_at_once() -> None:
     async with manager() as sandboxes:
         kept = await asyncio.gather(*(sandboxes.create() for _ in range(50)))
         results = await asyncio.gather(
@@ -284,7 +286,7 @@ async def test_fifty_sandboxes_live_at_once() -> None:
         await asyncio.gather(*(each.close() for each in kept))
 
 
-def test_importing_the_room_is_light() -> None:
+def test_sandbox_manager_importing_the_room_is_light() -> None:
     code = "import sys, roll_sandbox; print({'torch', 'pydantic', 'numpy', 'ray', 'docker'} & set(sys.modules))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output == "set()\n"

@@ -40,19 +40,19 @@ from roll_sandbox.worker.joining import Joined  # noqa: E402
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8741", "localhost", "ftp://localhost:8741", "http://", ""])
-def test_an_address_without_its_scheme_or_host_is_refused_before_anybody_is_asked(url: str) -> None:
+def test_sandbox_user_error_an_address_without_its_scheme_or_host_is_refused_before_anybody_is_asked(url: str) -> None:
     with pytest.raises(ConfigError, match=r"no address of a sandbox service: .* 'http://127\.0\.0\.1:8741'"):
         connect(url, "token")
 
 
-def test_a_token_keeps_no_line_end_of_its_file_and_is_one_word() -> None:
+def test_sandbox_user_error_a_token_keeps_no_line_end_of_its_file_and_is_one_word() -> None:
     assert token_header("roll_1_x\n") == {"Authorization": "Bearer roll_1_x"}
     for token, what in (("", "is empty"), (" \n", "is empty"), ("a b", "white space"), ("a\nb", "control characters")):
         with pytest.raises(ConfigError, match=what):
             token_header(token)
 
 
-def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_sandbox_user_error_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.pem' cannot be used: No such file"):
         trusted(str(tmp_path / "nope.pem"))
     (tmp_path / "empty.pem").touch()
@@ -61,20 +61,20 @@ def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert trusted(None) is True
 
 
-def test_why_nothing_answers_says_what_to_do() -> None:
+def test_sandbox_user_error_why_nothing_answers_says_what_to_do() -> None:
     assert "may begin with https://" in str(no_answer("http://a:1", ServerDisconnectedError()))
     assert "(too slow): start one with `roll-sandbox serve`." in str(no_answer("http://a:1", TimeoutError()))
 
 
 @pytest.mark.asyncio
-async def test_nobody_at_a_port_is_said_in_the_systems_words(unused_tcp_port: int) -> None:
+async def test_sandbox_user_error_nobody_at_a_port_is_said_in_the_systems_words(unused_tcp_port: int) -> None:
     manager = connect(f"http://127.0.0.1:{unused_tcp_port}", "token")
     with pytest.raises(SandboxUnavailableError, match=r"\(Connection refused\): start one with `roll-sandbox serve`"):
         await manager.start()
 
 
 @pytest.mark.asyncio
-async def test_a_worker_that_reaches_nobody_says_so_once(
+async def test_sandbox_user_error_a_worker_that_reaches_nobody_says_so_once(
     unused_tcp_port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, third = 0, asyncio.Event()
@@ -110,26 +110,28 @@ async def test_a_worker_that_reaches_nobody_says_so_once(
         ({"database": "sqlite://"}, "is in memory, which ends with a command"),
     ],
 )
-def test_a_service_refuses_its_settings_before_it_listens(settings: dict[str, Any], what: str, tmp_path: Path) -> None:
+def test_sandbox_user_error_a_service_refuses_its_settings_before_it_listens(
+    settings: dict[str, Any], what: str, tmp_path: Path
+) -> None:
     settings = {"database": f"sqlite:///{tmp_path}/s.db", **settings}
     with pytest.raises(ConfigError, match=what.replace("(", r"\(")):
         serve(Settings(**settings), "127.0.0.1", 0, certificate=None, key=None, say=print)
 
 
-def test_a_certificate_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_sandbox_user_error_a_certificate_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "cert.pem"
     file.write_text("no certificate")
     with pytest.raises(ConfigError, match="are no certificate and its key"):
         serve(Settings(), "127.0.0.1", 0, certificate=file, key=file, say=print)
 
 
-def test_a_file_that_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_sandbox_user_error_a_file_that_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("This is a text, and was never anything else.")
     with pytest.raises(ConfigError, match="does not answer: file is not a database"):
         Store(f"sqlite:///{tmp_path}/s.db").claim()
 
 
-def test_a_token_is_good_for_a_time_that_a_calendar_has(tmp_path: Path) -> None:
+def test_sandbox_user_error_a_token_is_good_for_a_time_that_a_calendar_has(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path}/s.db")
     store.migrate()
     for days in (-1.0, 0.0, float("nan"), 1e12):
@@ -148,17 +150,17 @@ def test_a_token_is_good_for_a_time_that_a_calendar_has(tmp_path: Path) -> None:
         (Command(argv=("ls",), wall_s=-1), "wall_s of a program is '-1': a number above 0 is needed"),
     ],
 )
-def test_what_is_no_program_never_reaches_a_sandbox(program: Program, what: str) -> None:
+def test_sandbox_user_error_what_is_no_program_never_reaches_a_sandbox(program: Program, what: str) -> None:
     with pytest.raises((TypeError, ValueError), match=what):
         run_request(program, Limits(), alone=True, fresh=True)
 
 
-def test_a_message_is_refused_in_plain_words() -> None:
+def test_sandbox_user_error_a_message_is_refused_in_plain_words() -> None:
     with pytest.raises(SandboxRequestError, match="is '-1': seconds above 0 are needed"):
         checked({"op": "extend", "sandbox": "a" * 8, "lifetime_s": -1})
 
 
-def test_a_link_in_an_archive_is_not_called_compression() -> None:
+def test_sandbox_user_error_a_link_in_an_archive_is_not_called_compression() -> None:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as archive:
         member = tarfile.TarInfo("link")
@@ -170,7 +172,7 @@ def test_a_link_in_an_archive_is_not_called_compression() -> None:
         check_archive(data.getvalue(), 1000, 10)
 
 
-def test_an_image_is_not_made_of_an_empty_directory_or_a_text(tmp_path: Path) -> None:
+def test_sandbox_user_error_an_image_is_not_made_of_an_empty_directory_or_a_text(tmp_path: Path) -> None:
     with pytest.raises(BadImageError, match="is empty: a root directory or an OCI layout is needed"):
         open_source(tmp_path)
     text = tmp_path / "text"
@@ -180,14 +182,14 @@ def test_an_image_is_not_made_of_an_empty_directory_or_a_text(tmp_path: Path) ->
     assert "\n" not in str(refused.value)
 
 
-def test_a_body_that_is_no_json_is_called_the_body() -> None:
+def test_sandbox_user_error_a_body_that_is_no_json_is_called_the_body() -> None:
     error = RequestValidationError([{"type": "json_invalid", "loc": ("body", 0), "msg": "JSON decode error"}])
     assert invalid(error) == "the body (JSON, of Content-Type: application/json): JSON decode error"
     error = RequestValidationError([{"type": "extra_forbidden", "loc": ("body", "spce"), "msg": "not permitted"}])
     assert invalid(error) == "spce: not permitted"
 
 
-def test_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
+def test_sandbox_user_error_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
     assert Bytes().convert("1GiB", None, None) == 2**30 and Bytes().convert("7", None, None) == 7
     assert Bytes(unit=2**20).convert("512", None, None) == 2**29
     with pytest.raises(click.BadParameter, match="such as 8GiB, and 16MiB at least"):
@@ -196,12 +198,14 @@ def test_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
         Bytes().convert("64GB", None, None)
 
 
-def test_a_misspelt_command_is_told_what_it_may_have_been(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sandbox_user_error_a_misspelt_command_is_told_what_it_may_have_been(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["shel"]) == 2
     assert "No such command 'shel'. Did you mean 'shell'?" in capsys.readouterr().err
 
 
-def test_options_after_the_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_user_error_options_after_the_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
     async def seen(_: object, program: Command) -> int:

@@ -90,7 +90,9 @@ async def asked(caller: Caller, method: str, path: str, name: str) -> tuple[int,
     return status, json.dumps(said if not isinstance(said, bytes) else said.decode()).replace(name, "NAME")
 
 
-async def test_every_route_answers_another_owner_as_if_there_were_nothing(owners: tuple[Caller, Caller]) -> None:
+async def test_sandbox_owner_every_route_answers_another_owner_as_if_there_were_nothing(
+    owners: tuple[Caller, Caller],
+) -> None:
     ann, ben = owners
     assert (await ann.ask("POST", "/v1/sandboxes", key=NAME, json={}))[0] == 201
     place = f"/v1/sandboxes/{NAME}"
@@ -118,7 +120,9 @@ async def test_every_route_answers_another_owner_as_if_there_were_nothing(owners
     assert (await ann.ask("GET", f"{place}/file?path=kept")) == (200, b"ann's")
 
 
-async def test_sockets_answer_another_owner_as_if_there_were_nothing(owners: tuple[Caller, Caller]) -> None:
+async def test_sandbox_owner_sockets_answer_another_owner_as_if_there_were_nothing(
+    owners: tuple[Caller, Caller],
+) -> None:
     ann, ben = owners
     name = "ann-has-one-more"
     assert (await ann.ask("POST", "/v1/sandboxes", key=name, json={}))[0] == 201

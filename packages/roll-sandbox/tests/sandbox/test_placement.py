@@ -24,7 +24,7 @@ def worker(name: str, *, held: int = 0, **settings: object) -> WorkerLink:
     return link
 
 
-def test_the_scarcest_part_decides() -> None:
+def test_sandbox_placement_the_scarcest_part_decides() -> None:
     assert load(worker("a", held=3)) == pytest.approx(0.3)
     assert load(worker("a", held=3, memory_bytes=4 * 2**30)) == pytest.approx(0.75)
     assert load(worker("a", held=3, busy=0.5, cores=4)) == pytest.approx(0.5)
@@ -33,7 +33,7 @@ def test_the_scarcest_part_decides() -> None:
     assert free.name == "b"
 
 
-def test_memory_must_be_there() -> None:
+def test_sandbox_placement_memory_must_be_there() -> None:
     full = worker("full", held=3, memory_bytes=3 * 2**30)
     low = {"memory_bytes": None, "free_bytes": 2**27}
     starved = worker("starved")
@@ -44,7 +44,7 @@ def test_memory_must_be_there() -> None:
         choose([full, starved], SPEC)
 
 
-def test_the_last_place_is_given_and_no_more() -> None:
+def test_sandbox_placement_the_last_place_is_given_and_no_more() -> None:
     need = SPEC.limits.memory_bytes
     free = {"memory_bytes": 2**40, "free_bytes": LEAST_FREE_BYTES + IDLE_BYTES}
     for fits, full in (
@@ -59,7 +59,7 @@ def test_the_last_place_is_given_and_no_more() -> None:
             choose([full], SPEC)
 
 
-def test_an_image_that_is_held_is_worth_a_quarter_of_a_worker() -> None:
+def test_sandbox_placement_an_image_that_is_held_is_worth_a_quarter_of_a_worker() -> None:
     spec = SandboxSpec(image="sha256:1")
     holder, other = worker("holder", held=5, images=("sha256:1",)), worker("other", held=3)
     assert choose([holder, other], spec) is holder
@@ -68,7 +68,7 @@ def test_an_image_that_is_held_is_worth_a_quarter_of_a_worker() -> None:
     assert choose([holder, other], spec) is other
 
 
-def test_the_same_affinity_goes_to_the_same_worker_and_few_move_when_one_comes() -> None:
+def test_sandbox_placement_the_same_affinity_goes_to_the_same_worker_and_few_move_when_one_comes() -> None:
     three = [worker(name) for name in ("a", "b", "c")]
     specs = [SandboxSpec(affinity=f"task-{number}") for number in range(300)]
     before = {spec: choose(three, spec).name for spec in specs}
@@ -81,14 +81,14 @@ def test_the_same_affinity_goes_to_the_same_worker_and_few_move_when_one_comes()
     assert choose(three, specs[0]) is not full
 
 
-def test_a_copy_goes_beside_what_it_is_a_copy_of() -> None:
+def test_sandbox_placement_a_copy_goes_beside_what_it_is_a_copy_of() -> None:
     near, free = worker("near", held=8), worker("free")
     assert choose([near, free], SPEC, near=near) is near
     near.held = 10
     assert choose([near, free], SPEC, near=near) is free
 
 
-def test_who_drains_or_is_away_gets_nothing() -> None:
+def test_sandbox_placement_who_drains_or_is_away_gets_nothing() -> None:
     away = worker("away")
     away.away(0.0)
     with pytest.raises(SandboxUnavailableError, match="no worker is connected, or all are draining"):

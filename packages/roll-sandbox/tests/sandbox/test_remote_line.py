@@ -64,7 +64,7 @@ async def script() -> AsyncIterator[tuple[Script, SandboxManager]]:
         yield script, sandboxes
 
 
-async def test_a_service_that_is_back_may_wait_for_its_workers(script: Any) -> None:
+async def test_sandbox_service_connection_a_service_that_is_back_may_wait_for_its_workers(script: Any) -> None:
     service, sandboxes = script
     service.answers = iter([NO_WORKER])
     with pytest.raises(SandboxUnavailableError, match="no worker"):
@@ -74,7 +74,9 @@ async def test_a_service_that_is_back_may_wait_for_its_workers(script: Any) -> N
     assert service.asked == ["create"] * 4
 
 
-async def test_sessions_that_are_closed_while_the_line_is_broken_are_closed_over_the_next(script: Any) -> None:
+async def test_sandbox_service_connection_sessions_that_are_closed_while_the_line_is_broken_are_closed_over_the_next(
+    script: Any,
+) -> None:
     """Before anything else is asked of the sandbox, whose processes the session may hold."""
     service, sandboxes = script
     opened = {"op": "end", "end": {"code": 0}, "pieces": 0, "id": OF_REQUEST}
@@ -89,7 +91,9 @@ async def test_sessions_that_are_closed_while_the_line_is_broken_are_closed_over
     running.cancel()
 
 
-async def test_a_program_whose_sandbox_ended_while_the_line_was_broken_is_lost(script: Any) -> None:
+async def test_sandbox_service_connection_a_program_whose_sandbox_ended_while_the_line_was_broken_is_lost(
+    script: Any,
+) -> None:
     service, sandboxes = script
     service.answers = iter([CREATED, HANG_UP, UNKNOWN])
     sandbox = await sandboxes.create()
@@ -100,7 +104,7 @@ async def test_a_program_whose_sandbox_ended_while_the_line_was_broken_is_lost(s
 @pytest.mark.parametrize(
     "greeting", [b"", b"\0\0\0\0", encode({"max_message_bytes": "x"}), encode({"max_message_bytes": []})]
 )
-async def test_a_greeting_that_is_none_is_named_with_the_service(greeting: bytes) -> None:
+async def test_sandbox_service_connection_a_greeting_that_is_none_is_named_with_the_service(greeting: bytes) -> None:
     async def line(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
@@ -121,7 +125,9 @@ async def test_a_greeting_that_is_none_is_named_with_the_service(greeting: bytes
     "said",
     [b"noise", encode({}), encode({"op": "welcome", "away_s": 0}), encode({"op": "run", "sandbox": [], "id": "x"})],
 )
-async def test_a_worker_dials_again_where_its_server_says_what_none_says(said: bytes) -> None:
+async def test_sandbox_service_connection_a_worker_dials_again_where_its_server_says_what_none_says(
+    said: bytes,
+) -> None:
     dialed: asyncio.Queue[str] = asyncio.Queue()
 
     async def line(request: web.Request) -> web.WebSocketResponse:

@@ -76,7 +76,7 @@ def asks(service: Service) -> tuple[ClientLine, list[Message]]:
 # --- the switchboard
 
 
-async def test_whoever_uses_a_sandbox_before_it_is_written_down_does_not_end_it_behind_its_owner(
+async def test_sandbox_agent_whoever_uses_a_sandbox_before_it_is_written_down_does_not_end_it_behind_its_owner(
     service: Service,
 ) -> None:
     wire = Wire()
@@ -89,7 +89,9 @@ async def test_whoever_uses_a_sandbox_before_it_is_written_down_does_not_end_it_
     assert wire.ops() == ["welcome", "create", "attach", "stop"]
 
 
-async def test_a_name_that_is_refused_is_refused_to_all_who_asked_and_counts_nothing(service: Service) -> None:
+async def test_sandbox_agent_a_name_that_is_refused_is_refused_to_all_who_asked_and_counts_nothing(
+    service: Service,
+) -> None:
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     await running(service, wire)
@@ -103,14 +105,16 @@ async def test_a_name_that_is_refused_is_refused_to_all_who_asked_and_counts_not
     assert not any(service.quotas.taken("ann").values())
 
 
-async def test_a_sandbox_that_was_lost_while_it_started_is_stopped_once_it_has(service: Service) -> None:
+async def test_sandbox_agent_a_sandbox_that_was_lost_while_it_started_is_stopped_once_it_has(service: Service) -> None:
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     service.workers.hear(link, {"op": "created", "sandbox": "ann/sandbox-9", "traits": TRAITS}, wire)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-9"}
 
 
-async def test_what_was_to_stop_while_its_worker_started_it_and_was_away_is_stopped(service: Service) -> None:
+async def test_sandbox_agent_what_was_to_stop_while_its_worker_started_it_and_was_away_is_stopped(
+    service: Service,
+) -> None:
     wire, back = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     line, _ = asks(service)
@@ -121,7 +125,7 @@ async def test_what_was_to_stop_while_its_worker_started_it_and_was_away_is_stop
     assert back.ops() == ["welcome", "create", "stop"]
 
 
-async def test_a_sandbox_of_an_earlier_server_is_there_when_its_worker_says_so(
+async def test_sandbox_agent_a_sandbox_of_an_earlier_server_is_there_when_its_worker_says_so(
     service: Service, tmp_path: Path
 ) -> None:
     wire, back = Wire(), Wire()
@@ -137,7 +141,7 @@ async def test_a_sandbox_of_an_earlier_server_is_there_when_its_worker_says_so(
     await service.close()
 
 
-async def test_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps_none(
+async def test_sandbox_agent_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps_none(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire()
@@ -156,7 +160,9 @@ async def test_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps_none(
         service.board.extend(service.board.find("ann", "sandbox-1"), 10.0)
 
 
-async def test_housekeeping_goes_on_after_it_has_failed(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_agent_housekeeping_goes_on_after_it_has_failed(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll_sandbox.service.keeper._EVERY_S", 0.0)
     calls: list[None] = []
 
@@ -170,7 +176,7 @@ async def test_housekeeping_goes_on_after_it_has_failed(service: Service, monkey
     watching.cancel()
 
 
-async def test_a_line_that_breaks_before_it_is_accepted_is_not_counted(service: Service) -> None:
+async def test_sandbox_agent_a_line_that_breaks_before_it_is_accepted_is_not_counted(service: Service) -> None:
     class Gone:
         def __init__(self) -> None:
             self.scope = {"identity": ANN}
@@ -186,7 +192,7 @@ async def test_a_line_that_breaks_before_it_is_accepted_is_not_counted(service: 
 # --- what is written
 
 
-def test_a_row_whose_commit_was_not_answered_is_found_also_where_its_parameters_have_other_names(
+def test_sandbox_agent_a_row_whose_commit_was_not_answered_is_found_also_where_its_parameters_have_other_names(
     tmp_path: Path,
 ) -> None:
     engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/x.db")
@@ -206,7 +212,7 @@ def test_a_row_whose_commit_was_not_answered_is_found_also_where_its_parameters_
 # --- names that several ask for
 
 
-async def test_two_who_ask_for_one_name_at_once_have_one_sandbox_also_with_a_quota(
+async def test_sandbox_agent_two_who_ask_for_one_name_at_once_have_one_sandbox_also_with_a_quota(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service.quotas._default = Quota(cpu_s=60.0)
@@ -232,7 +238,7 @@ async def test_two_who_ask_for_one_name_at_once_have_one_sandbox_also_with_a_quo
 # --- a client's line
 
 
-async def test_a_sandbox_that_is_lost_while_it_starts_is_an_error_for_who_waits() -> None:
+async def test_sandbox_agent_a_sandbox_that_is_lost_while_it_starts_is_an_error_for_who_waits() -> None:
     said: list[Message] = []
     line = Line(said.append)
     creating = asyncio.create_task(line.create(SandboxSpec(), name="sandbox-1"))
@@ -242,7 +248,7 @@ async def test_a_sandbox_that_is_lost_while_it_starts_is_an_error_for_who_waits(
         await asyncio.wait_for(creating, 5)
 
 
-async def test_who_gives_up_waiting_ends_what_he_began_and_not_what_was_there() -> None:
+async def test_sandbox_agent_who_gives_up_waiting_ends_what_he_began_and_not_what_was_there() -> None:
     said: list[Message] = []
     line = Line(said.append)
     for waiting in (line.attach("sandbox-1", SandboxSpec()), line.create(SandboxSpec(), name="sandbox-2")):
@@ -257,7 +263,7 @@ async def test_who_gives_up_waiting_ends_what_he_began_and_not_what_was_there() 
     ]
 
 
-async def test_a_lifetime_that_is_refused_is_said_and_the_sandbox_goes_on(service: Service) -> None:
+async def test_sandbox_agent_a_lifetime_that_is_refused_is_said_and_the_sandbox_goes_on(service: Service) -> None:
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     sandbox, _ = await made(service, wire, link)
@@ -298,7 +304,7 @@ class Dialled:
         pass
 
 
-async def test_a_line_that_cannot_go_on_ends_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_agent_a_line_that_cannot_go_on_ends_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_sandbox.remote.runtime.decode", lambda _: 1 / 0)
     runtime = RemoteRuntime("http://nowhere", "token")
     answers: list[Any] = [SandboxUnavailableError("not yet"), Dialled(b"no message")]
@@ -347,7 +353,9 @@ class Starts:
     [(None, ("gone", "lost")), (OSError(24, "Too many open files"), ("failed", "broken")),
      (KeyError("x"), ("failed", "broken"))],
 )  # fmt: skip
-async def test_whatever_becomes_of_a_start_the_server_is_told(error: Exception | None, ends: tuple[str, str]) -> None:
+async def test_sandbox_agent_whatever_becomes_of_a_start_the_server_is_told(
+    error: Exception | None, ends: tuple[str, str]
+) -> None:
     told: list[Message] = []
     async with SandboxManager(Starts(error), warm=0) as manager:  # type: ignore[arg-type]
         worker = Worker(manager, tell=told.append)
@@ -366,7 +374,7 @@ class Broken(Dialled):
         raise ConnectionResetError("it has gone")
 
 
-async def test_a_worker_outlives_a_line_that_breaks_at_once_and_says_why_it_is_refused(
+async def test_sandbox_agent_a_worker_outlives_a_line_that_breaks_at_once_and_says_why_it_is_refused(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll_sandbox.worker.joining._PAUSES_S", (0.0,))
@@ -394,7 +402,7 @@ async def test_a_worker_outlives_a_line_that_breaks_at_once_and_says_why_it_is_r
 # --- sandboxes of this machine
 
 
-async def test_what_starts_sandboxes_outlives_a_lack_of_descriptors_and_callers_who_have_gone() -> None:
+async def test_sandbox_agent_what_starts_sandboxes_outlives_a_lack_of_descriptors_and_callers_who_have_gone() -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
     async with SandboxManager("bubblewrap", warm=0) as manager:
@@ -411,7 +419,7 @@ async def test_what_starts_sandboxes_outlives_a_lack_of_descriptors_and_callers_
         assert (await manager.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
 
 
-async def test_a_runtime_that_closes_removes_its_own_files_and_not_those_of_another(
+async def test_sandbox_agent_a_runtime_that_closes_removes_its_own_files_and_not_those_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -424,7 +432,7 @@ async def test_a_runtime_that_closes_removes_its_own_files_and_not_those_of_anot
         assert len(list(tmp_path.iterdir())) == remaining
 
 
-async def test_a_start_that_is_cancelled_at_any_moment_holds_nothing() -> None:
+async def test_sandbox_agent_a_start_that_is_cancelled_at_any_moment_holds_nothing() -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
     async with SandboxManager("bubblewrap", warm=0) as manager:
@@ -440,7 +448,7 @@ async def test_a_start_that_is_cancelled_at_any_moment_holds_nothing() -> None:
         assert manager._places._value == 512
 
 
-async def test_a_shell_that_nobody_waits_for_any_more_is_ended() -> None:
+async def test_sandbox_agent_a_shell_that_nobody_waits_for_any_more_is_ended() -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
     async with SandboxManager("bubblewrap", warm=0) as manager, await manager.create() as sandbox:
@@ -454,7 +462,7 @@ async def test_a_shell_that_nobody_waits_for_any_more_is_ended() -> None:
                 await asyncio.sleep(0.01)
 
 
-def test_a_hold_that_nobody_has_any_more_holds_nothing(tmp_path: Path) -> None:
+def test_sandbox_agent_a_hold_that_nobody_has_any_more_holds_nothing(tmp_path: Path) -> None:
     from roll_sandbox.images.cache import Hold
 
     released: list[bool] = []

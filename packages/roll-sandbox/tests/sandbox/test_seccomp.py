@@ -36,21 +36,21 @@ def verdict(architecture: str, call: int, *arguments: int, arch: int | None = No
 
 
 @architectures
-def test_exactly_the_listed_calls_are_allowed(architecture: str) -> None:
+def test_sandbox_seccomp_exactly_the_listed_calls_are_allowed(architecture: str) -> None:
     checked = {number(name, architecture) for name in CHECKED}
     permitted = {call for call in range(600) if call not in checked and verdict(architecture, call) == ALLOW}
     assert permitted == set(allowed(architecture))
 
 
 @architectures
-def test_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> None:
+def test_sandbox_seccomp_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> None:
     refused = set(range(463)) - set(allowed(architecture)) - {number(name, architecture) for name in CHECKED}
     assert {verdict(architecture, call) for call in refused} == {FAIL | errno.EPERM}
     assert verdict(architecture, 463) == FAIL | errno.ENOSYS
 
 
 @architectures
-def test_arguments_decide_about_fifteen_calls(architecture: str) -> None:
+def test_sandbox_seccomp_arguments_decide_about_fifteen_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
         return verdict(architecture, number(name, architecture), *arguments)
 
@@ -102,17 +102,17 @@ def test_arguments_decide_about_fifteen_calls(architecture: str) -> None:
 
 
 @architectures
-def test_other_tables_of_calls_end_the_program(architecture: str) -> None:
+def test_sandbox_seccomp_other_tables_of_calls_end_the_program(architecture: str) -> None:
     assert verdict(architecture, 0, arch=0x40000003) == KILL  # 32-bit x86
     assert verdict("x86_64", 0x40000000) == KILL  # x32
 
 
-def test_an_unknown_architecture_is_refused_by_name() -> None:
+def test_sandbox_seccomp_an_unknown_architecture_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'riscv64'.*x86_64"):
         seccomp_filter("riscv64")
 
 
 @architectures
-def test_extended_attributes_are_not_offered(architecture: str) -> None:
+def test_sandbox_seccomp_extended_attributes_are_not_offered(architecture: str) -> None:
     for name in ("setxattr", "lsetxattr", "fsetxattr"):
         assert verdict(architecture, number(name, architecture)) == FAIL | errno.EOPNOTSUPP

@@ -67,7 +67,7 @@ async def service(
             yield Served(url, database, directory, http, tokens)
 
 
-async def test_a_world_is_made_used_copied_and_stopped(service: Served) -> None:
+async def test_sandbox_service_a_world_is_made_used_copied_and_stopped(service: Served) -> None:
     status, made = await service.ask("POST", "/v1/sandboxes", json={"spec": SPEC, "lifetime_s": 60})
     assert (status, made["state"]) == (201, "running")
     place = f"/v1/sandboxes/{made['sandbox']}"
@@ -103,7 +103,7 @@ async def test_a_world_is_made_used_copied_and_stopped(service: Served) -> None:
         assert (await service.ask("GET", f"/v1/sandboxes/{each['sandbox']}"))[0] == 404
 
 
-async def test_no_route_answers_without_a_good_token_or_to_another_owner(service: Served) -> None:
+async def test_sandbox_service_no_route_answers_without_a_good_token_or_to_another_owner(service: Served) -> None:
     _, made = await service.ask("POST", "/v1/sandboxes", json={})
     _, described = await service.ask("GET", "/openapi.json")
     tokens = {"expired": ("ann", "--days", "1e-9"), "revoked": ("ann",), "rotated": ("ann",)}
@@ -145,7 +145,7 @@ async def test_no_route_answers_without_a_good_token_or_to_another_owner(service
         assert all(token.split("_", 2)[2].encode() not in kept for token in service.tokens.values())
 
 
-async def test_errors_are_typed_alike_through_the_client(service: Served) -> None:
+async def test_sandbox_service_errors_are_typed_alike_through_the_client(service: Served) -> None:
     spec = SandboxSpec(limits=LIMITS)
     with pytest.raises(SandboxUnavailableError, match="no sandbox service answers"):
         await connect("http://127.0.0.1:9", "x").start()
@@ -163,7 +163,7 @@ async def test_errors_are_typed_alike_through_the_client(service: Served) -> Non
             await sandboxes.create()
 
 
-async def test_a_lifetime_ends_what_runs_with_an_error_that_says_so(service: Served) -> None:
+async def test_sandbox_service_a_lifetime_ends_what_runs_with_an_error_that_says_so(service: Served) -> None:
     async with connect(service.url, service.tokens["ben"], warm=0, lifetime_s=500.0) as sandboxes:
         sandbox = await sandboxes.create(SandboxSpec(limits=Limits(wall_s=60.0)))
         job = await sandbox.start(PythonCode(source="import time; print('runs', flush=True); time.sleep(50)"))
@@ -179,7 +179,7 @@ async def test_a_lifetime_ends_what_runs_with_an_error_that_says_so(service: Ser
         assert sandbox.broken
 
 
-async def test_what_is_too_large_or_malformed_is_refused(service: Served) -> None:
+async def test_sandbox_service_what_is_too_large_or_malformed_is_refused(service: Served) -> None:
     assert (await service.ask("POST", "/v1/sandboxes", data=bytes(2**20 + 1)))[0] == 413
     status, said = await service.ask("POST", "/v1/sandboxes", json={"spec": {"limits": {"wall_s": "ten"}}})
     assert (status, said["error"]) == (400, "request") and "spec.limits.wall_s" in said["message"]
@@ -188,7 +188,7 @@ async def test_what_is_too_large_or_malformed_is_refused(service: Served) -> Non
     assert (await service.ask("GET", "/v1/sandboxes/..%2f..%2fetc"))[0] in (404, 422)
 
 
-async def test_the_audit_log_has_who_and_what_but_no_body(service: Served) -> None:
+async def test_sandbox_service_the_audit_log_has_who_and_what_but_no_body(service: Served) -> None:
     _, made = await service.ask("POST", "/v1/sandboxes", json={})
     await service.ask("POST", f"/v1/sandboxes/{made['sandbox']}/run", json={"source": "print('BODY-7')"})
     await service.ask("DELETE", f"/v1/sandboxes/{made['sandbox']}")
@@ -209,7 +209,7 @@ def _rows(service: Served, statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in connection.execute(sqlalchemy.text(statement))]
 
 
-async def test_a_token_that_is_revoked_ends_open_lines(service: Served) -> None:
+async def test_sandbox_service_a_token_that_is_revoked_ends_open_lines(service: Served) -> None:
     from roll_sandbox.service.service import _CHECK_S
 
     assert _CHECK_S <= 1.0  # docs/sandbox-service.md: within two seconds
@@ -225,7 +225,7 @@ async def test_a_token_that_is_revoked_ends_open_lines(service: Served) -> None:
     assert refused.value.status == 401
 
 
-async def test_a_quota_that_is_set_holds_in_a_server_that_runs(service: Served) -> None:
+async def test_sandbox_service_a_quota_that_is_set_holds_in_a_server_that_runs(service: Served) -> None:
     database = ("--database", service.database)
     service.tokens["max"] = roll_sandbox("token", "create", "max", *database)
     said = roll_sandbox("quota", "set", "max", "--sandboxes", "1", "--cpu", "2", "--memory", "1.5GiB", *database)

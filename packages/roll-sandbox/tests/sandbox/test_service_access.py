@@ -94,7 +94,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
 
 
 @pytest.mark.parametrize("token", ["none", "wrong", "expired", "revoked", "nonsense"])
-async def test_every_route_refuses(app: App, token: str) -> None:
+async def test_sandbox_service_auth_every_route_refuses(app: App, token: str) -> None:
     routes = app.routes()
     assert len(routes) >= 40
     assert sum(kind == "WS" for kind, _ in routes) >= 3 and sum(path.startswith(ROCK) for _, path in routes) >= 15
@@ -108,20 +108,20 @@ async def test_every_route_refuses(app: App, token: str) -> None:
     assert {place: status for place, status in answers.items() if status != (403 if place[0] == "WS" else 401)} == {}
 
 
-async def test_a_good_token_is_not_refused_so(app: App) -> None:
+async def test_sandbox_service_auth_a_good_token_is_not_refused_so(app: App) -> None:
     good = {"Authorization": f"Bearer {app.tokens['good']}"}
     assert await app.ask("GET", "/v1/sandboxes", good, "good") == 200
     assert await app.ask("WS", "/v1/line", good, "good") == 101
     assert await app.ask("WS", "/v1/worker", good, "good") == 403
 
 
-async def test_paths_that_nobody_listed_take_the_most(app: App) -> None:
+async def test_sandbox_service_auth_paths_that_nobody_listed_take_the_most(app: App) -> None:
     good = {"Authorization": f"Bearer {app.tokens['good']}"}
     for path in ("/", "/v1/workers", "/v1/new", "/v2", "/metrics", "/docs", "/v1/sandboxesx"):
         assert await app.ask("GET", path, good, "good") == 403, path
 
 
-async def test_guesses_from_one_place_are_slowed(app: App) -> None:
+async def test_sandbox_service_auth_guesses_from_one_place_are_slowed(app: App) -> None:
     wrong = {"Authorization": f"Bearer {app.tokens['wrong']}"}
     answers = [await app.ask("GET", "/v1/sandboxes", wrong, "guesser") for _ in range(30)]
     assert answers[0] == 401 and answers[-1] == 429

@@ -55,7 +55,9 @@ async def place(caller: Caller) -> str:
     return f"/v1/sandboxes/{made['sandbox']}"
 
 
-async def test_the_same_key_is_the_same_sandbox_and_the_same_program(caller: Caller, place: str) -> None:
+async def test_sandbox_service_http_the_same_key_is_the_same_sandbox_and_the_same_program(
+    caller: Caller, place: str
+) -> None:
     assert place.endswith("/the-one-world")
     again = await asyncio.gather(*(caller.ask("POST", "/v1/sandboxes", key="the-twin-1", json={}) for _ in range(4)))
     assert [(status, made.get("sandbox", made)) for status, made in again] == [(201, "the-twin-1")] * 4
@@ -78,7 +80,7 @@ async def test_the_same_key_is_the_same_sandbox_and_the_same_program(caller: Cal
     assert (await caller.ask("GET", f"{place}/programs/program-9"))[0] == 404
 
 
-async def test_shells_that_cannot_be_are_the_callers_fault(caller: Caller, place: str) -> None:
+async def test_sandbox_service_http_shells_that_cannot_be_are_the_callers_fault(caller: Caller, place: str) -> None:
     assert (await caller.ask("POST", f"{place}/sessions", json={"cwd": "no/such/place"}))[0] == 400
     _, made = await caller.ask("POST", f"{place}/sessions", json={})
     inside = f"{place}/sessions/{made['session']}"
@@ -86,7 +88,7 @@ async def test_shells_that_cannot_be_are_the_callers_fault(caller: Caller, place
     assert (await caller.ask("POST", f"{inside}/run", json={"command": "true"}))[0] == 404
 
 
-async def test_lists_come_in_pages(caller: Caller, place: str) -> None:
+async def test_sandbox_service_http_lists_come_in_pages(caller: Caller, place: str) -> None:
     for name in ("page-aaaa", "page-bbbb", "page-cccc"):
         await caller.ask("POST", "/v1/sandboxes", key=name, json={})
     _, first = await caller.ask("GET", "/v1/sandboxes?after=page&limit=2".replace("=page&", "=page-000&"))
@@ -108,7 +110,7 @@ def archive(*members: tuple[str, bytes], kind: bytes = tarfile.REGTYPE, mode: st
     return sink.getvalue()
 
 
-async def test_directories_go_up_and_down_as_archives(caller: Caller, place: str) -> None:
+async def test_sandbox_service_http_directories_go_up_and_down_as_archives(caller: Caller, place: str) -> None:
     up = archive(("a/b", b"1"), ("c", b"\x00\xff"))
     assert (await caller.ask("PUT", f"{place}/archive?path=d", data=up))[0] == 204
     await caller.ask("POST", f"{place}/run", json={"argv": ["ln", "-s", "/etc", "d/link"]})
@@ -137,19 +139,19 @@ async def test_directories_go_up_and_down_as_archives(caller: Caller, place: str
         b"no archive" * 100,
     ],
 )
-async def test_hostile_archives_are_refused(hostile: bytes) -> None:
+async def test_sandbox_service_http_hostile_archives_are_refused(hostile: bytes) -> None:
     with pytest.raises(SandboxRequestError):
         check_archive(hostile, 2**24, 100)
 
 
-async def test_archives_that_do_not_fit_are_refused() -> None:
+async def test_sandbox_service_http_archives_that_do_not_fit_are_refused() -> None:
     with pytest.raises(OversizedUploadError):
         check_archive(archive(("x", bytes(1000))), 999, 100)
     with pytest.raises(OversizedUploadError):
         check_archive(archive(*((str(number), b"") for number in range(101))), 2**24, 100)
 
 
-async def test_output_is_streamed_as_json(caller: Caller, place: str) -> None:
+async def test_sandbox_service_http_output_is_streamed_as_json(caller: Caller, place: str) -> None:
     headers = {"Authorization": f"Bearer {caller.token}"}
     async with caller.http.ws_connect(caller.url + f"{place}/stream", headers=headers) as socket:
         await socket.send_json({"run": {"source": "print(1, flush=True); print(input()); raise SystemExit(3)"}})
@@ -165,7 +167,7 @@ async def test_output_is_streamed_as_json(caller: Caller, place: str) -> None:
             assert (await socket.receive_json())["error"] == "request", bad
 
 
-async def test_after_a_restart_sandboxes_and_sessions_are_lost_and_say_so(tmp_path: Path) -> None:
+async def test_sandbox_service_http_after_a_restart_sandboxes_and_sessions_are_lost_and_say_so(tmp_path: Path) -> None:
     if reason := missing("service"):
         pytest.skip(reason)
     async with aiohttp.ClientSession() as http:
@@ -180,7 +182,7 @@ async def test_after_a_restart_sandboxes_and_sessions_are_lost_and_say_so(tmp_pa
             assert (status, said["error"]) == (410, "lost")
 
 
-async def test_tls_end_to_end(tmp_path: Path) -> None:
+async def test_sandbox_service_http_tls_end_to_end(tmp_path: Path) -> None:
     if missing("service") or not shutil.which("openssl"):
         pytest.skip("bubblewrap or openssl is not installed")
     for name in ("good", "other"):

@@ -18,7 +18,7 @@ from roll_sandbox.service.service import Service  # noqa: E402
 from roll_sandbox.service.settings import Settings  # noqa: E402
 
 
-def test_a_service_without_its_database_answers_503_and_goes_on_when_it_is_back(
+def test_sandbox_service_outage_a_service_without_its_database_answers_503_and_goes_on_when_it_is_back(
     database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service(Settings(database=database, runtime=None, audit=tmp_path / "audit.jsonl"))

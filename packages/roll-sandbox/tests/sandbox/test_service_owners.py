@@ -50,7 +50,9 @@ class _Written(Records):
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
-def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps: list[tuple[int, int]]) -> None:
+def test_sandbox_service_quota_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(
+    steps: list[tuple[int, int]],
+) -> None:
     written, sent = _Written(), []
     board = Switchboard(written, Quotas(QUOTA, {}), Audit(None))
     board.workers["w"] = WorkerLink("w", sent.append)
@@ -88,7 +90,7 @@ def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps
         assert board.workers["w"].held == alive
 
 
-def test_a_quota_may_be_used_up_to_the_last() -> None:
+def test_sandbox_service_quota_a_quota_may_be_used_up_to_the_last() -> None:
     quotas = Quotas(Quota(sandboxes=2, memory_bytes=200, disk_bytes=20, programs=1), {})
     for _ in range(2):
         quotas.take("ann", quotas.allow("ann", SPEC))
@@ -103,7 +105,7 @@ def test_a_quota_may_be_used_up_to_the_last() -> None:
     assert set(quotas.taken("ann").values()) == {0}
 
 
-def test_an_error_says_what_and_how_much_and_what_to_do() -> None:
+def test_sandbox_service_quota_an_error_says_what_and_how_much_and_what_to_do() -> None:
     quotas = Quotas(Quota(memory_bytes=250), {"ben": {"sandboxes": 0}})
     for _ in range(2):
         quotas.take("ann", quotas.allow("ann", SPEC))
@@ -115,14 +117,14 @@ def test_an_error_says_what_and_how_much_and_what_to_do() -> None:
     assert quotas.allow("ben", SPEC) == SPEC
 
 
-def test_a_program_without_a_limit_of_cpu_time_gets_the_owners() -> None:
+def test_sandbox_service_quota_a_program_without_a_limit_of_cpu_time_gets_the_owners() -> None:
     quotas = Quotas(QUOTA, {})
     assert quotas.allow("ann", SPEC).limits.cpu_s == 5.0
     with pytest.raises(SandboxQuotaError, match="6 s of CPU time and may have 5 s"):
         quotas.check_cpu("ann", 6.0)
 
 
-def test_the_audit_holds_hostile_names_on_one_short_line_each(tmp_path: Path) -> None:
+def test_sandbox_service_quota_the_audit_holds_hostile_names_on_one_short_line_each(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit.jsonl")
     for name in ("a\nb", "\x1b[2J\x1b]0;x\x07", "\u2028\x85", '"}\n{"action": "stop"', "x" * 2**20):
         audit.note("create", owner="ann", token="t", what=name, peer=name)
@@ -133,7 +135,7 @@ def test_the_audit_holds_hostile_names_on_one_short_line_each(tmp_path: Path) ->
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_audit_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+def test_sandbox_service_quota_an_audit_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
     for name in ("one", "two"):
@@ -147,7 +149,7 @@ def test_an_audit_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_an_audit_on_a_full_disk_keeps_its_lines_and_harms_nobody(tmp_path: Path) -> None:
+def test_sandbox_service_quota_an_audit_on_a_full_disk_keeps_its_lines_and_harms_nobody(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     path.symlink_to("/dev/full")
     audit = Audit(path)
@@ -166,7 +168,7 @@ def tokens(database: str) -> Tokens:
     return Tokens(store)
 
 
-def test_only_a_digest_of_a_token_is_kept_and_any_other_secret_is_refused(tokens: Tokens) -> None:
+def test_sandbox_service_quota_only_a_digest_of_a_token_is_kept_and_any_other_secret_is_refused(tokens: Tokens) -> None:
     made = {tokens.create("ann") for _ in range(50)}
     secrets = {token.split("_", 2)[2] for token in made}
     assert len(secrets) == 50 and {len(secret) for secret in secrets} == {43}
@@ -178,7 +180,7 @@ def test_only_a_digest_of_a_token_is_kept_and_any_other_secret_is_refused(tokens
         assert tokens.identify(wrong) is None
 
 
-def test_a_token_that_is_rotated_is_good_for_its_grace_and_no_longer(
+def test_sandbox_service_quota_a_token_that_is_rotated_is_good_for_its_grace_and_no_longer(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -196,7 +198,7 @@ def test_a_token_that_is_rotated_is_good_for_its_grace_and_no_longer(
     assert tokens.identify(new) is None
 
 
-def test_many_that_look_at_once_wait_for_no_connection_in_vain(tokens: Tokens) -> None:
+def test_sandbox_service_quota_many_that_look_at_once_wait_for_no_connection_in_vain(tokens: Tokens) -> None:
     token = tokens.create("ann")
 
     async def look() -> list[Any]:

@@ -54,7 +54,7 @@ START = {
 }
 
 
-async def test_what_the_sdk_asks_for_is_done(rock: Rock) -> None:
+async def test_sandbox_service_rock_what_the_sdk_asks_for_is_done(rock: Rock) -> None:
     made = await rock.post("start_async", **START)
     assert made["status"] == "Success"
     name = made["result"]["sandbox_id"]
@@ -97,7 +97,7 @@ async def test_what_the_sdk_asks_for_is_done(rock: Rock) -> None:
     assert (other["status"], other["result"]["code"]) == ("Failed", 4000)
 
 
-async def test_what_is_not_offered_or_malformed_fails_in_rocks_words(rock: Rock) -> None:
+async def test_sandbox_service_rock_what_is_not_offered_or_malformed_fails_in_rocks_words(rock: Rock) -> None:
     for path in ("restart", "commit"):
         said = await rock.post(path, sandbox_id="x" * 8)
         assert (said["http"], said["status"], said["result"]["code"]) == (200, "Failed", 4000)
@@ -117,7 +117,7 @@ async def test_what_is_not_offered_or_malformed_fails_in_rocks_words(rock: Rock)
         assert (said["status"], said["result"]["code"]) == ("Failed", 4000), body
 
 
-async def test_a_token_may_be_the_urls_password_on_these_routes_only(rock: Rock) -> None:
+async def test_sandbox_service_rock_a_token_may_be_the_urls_password_on_these_routes_only(rock: Rock) -> None:
     token = rock.headers["XRL-Authorization"].split()[1]
     basic = {"Authorization": "Basic " + base64.b64encode(f"rock:{token}".encode()).decode()}
     assert (await Rock(rock.http, rock.url[:-21], basic).ask("GET", "sandboxes"))["status"] == "Success"

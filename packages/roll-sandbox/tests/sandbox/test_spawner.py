@@ -50,7 +50,7 @@ async def _kill_spawner(runtime: BubblewrapRuntime) -> None:
 
 
 @pytest.mark.parametrize("after", range(0, 40, 3))
-async def test_spawner_that_is_replaced_while_the_runtime_closes_is_ended(after: int) -> None:
+async def test_sandbox_spawner_that_is_replaced_while_the_runtime_closes_is_ended(after: int) -> None:
     """Closing at each of many moments of the replacement: callers get a `SandboxError`, nothing hangs or is left."""
     runtime = BubblewrapRuntime()
     await runtime.start()
@@ -68,7 +68,7 @@ async def test_spawner_that_is_replaced_while_the_runtime_closes_is_ended(after:
                 await result.execute(HELLO)
 
 
-async def test_spawner_that_is_killed_before_the_manager_closes_leaves_none() -> None:
+async def test_sandbox_spawner_that_is_killed_before_the_manager_closes_leaves_none() -> None:
     sandboxes = SandboxManager("bubblewrap", spec=spec_for("bubblewrap"), warm=2)
     await sandboxes.start()
     running = [asyncio.create_task(sandboxes.execute(PythonCode(source="import time; time.sleep(30)"))) for _ in "12"]
@@ -82,7 +82,7 @@ async def test_spawner_that_is_killed_before_the_manager_closes_leaves_none() ->
     assert all(isinstance(result, SandboxError) or result.ok for result in results), results  # type: ignore[union-attr]
 
 
-async def test_spawner_whose_start_is_cancelled_is_ended() -> None:
+async def test_sandbox_spawner_whose_start_is_cancelled_is_ended() -> None:
     draw = random.Random(3)
     for _ in range(8):
         starting = asyncio.create_task(SpawnerClient.start())
@@ -95,7 +95,7 @@ async def test_spawner_whose_start_is_cancelled_is_ended() -> None:
         await client.close()
 
 
-async def test_runtime_whose_start_is_cancelled_leaves_nothing() -> None:
+async def test_sandbox_spawner_runtime_whose_start_is_cancelled_leaves_nothing() -> None:
     draw = random.Random(4)
     for _ in range(6):
         runtime = BubblewrapRuntime()
@@ -110,7 +110,7 @@ async def test_runtime_whose_start_is_cancelled_leaves_nothing() -> None:
             await runtime.close()
 
 
-async def test_spawner_that_does_not_answer_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_spawner_that_does_not_answer_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_sandbox.spawner.START_S", 0.3)
     monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import time; time.sleep(3)")
     monkeypatch.setattr("roll_sandbox.spawner.END_S", 0.1)
@@ -118,13 +118,13 @@ async def test_spawner_that_does_not_answer_in_time_says_so(monkeypatch: pytest.
         await SpawnerClient.start()
 
 
-async def test_spawner_that_ends_at_once_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_spawner_that_ends_at_once_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import os; os._exit(7)")
     with pytest.raises(SandboxUnavailableError, match="it ended at once with exit code 7"):
         await SpawnerClient.start()
 
 
-async def test_closed_runtime_refuses_a_launch_instead_of_waiting_for_ever() -> None:
+async def test_sandbox_spawner_closed_runtime_refuses_a_launch_instead_of_waiting_for_ever() -> None:
     runtime = BubblewrapRuntime()
     await runtime.start()
     spawner = runtime._spawner
@@ -138,7 +138,9 @@ async def test_closed_runtime_refuses_a_launch_instead_of_waiting_for_ever() -> 
     await runtime.close()
 
 
-async def test_spawner_that_cannot_be_replaced_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_spawner_that_cannot_be_replaced_is_an_infrastructure_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     runtime = BubblewrapRuntime()
     await runtime.start()
     await _kill_spawner(runtime)
@@ -151,7 +153,9 @@ async def test_spawner_that_cannot_be_replaced_is_an_infrastructure_error(monkey
     await runtime.close()
 
 
-async def test_spawner_whose_zygote_was_killed_while_starting_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_spawner_whose_zygote_was_killed_while_starting_starts_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root has a zygote")
     zygote, asked = SpawnerClient.zygote, 0
@@ -170,7 +174,7 @@ async def test_spawner_whose_zygote_was_killed_while_starting_starts_another(mon
     await runtime.close()
 
 
-def test_programs_whose_last_output_reaches_the_limit_are_not_killed_again() -> None:
+def test_sandbox_spawner_programs_whose_last_output_reaches_the_limit_are_not_killed_again() -> None:
     """It may be read after the process was reaped: its number may be another's by then."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 2**18)
@@ -213,7 +217,7 @@ async def _group(runtime: BubblewrapRuntime) -> Path:
 
 
 @pytest.mark.parametrize("zygote", [True, False])
-async def test_control_group_of_a_sandbox_is_empty_before_its_place_is_used_again(zygote: bool) -> None:
+async def test_sandbox_spawner_control_group_of_a_sandbox_is_empty_before_its_place_is_used_again(zygote: bool) -> None:
     """Also of what did not end with the sandbox's namespace: here, a process of the host that is in the group."""
     runtime = BubblewrapRuntime(zygote=zygote)
     await runtime.start()
@@ -236,7 +240,7 @@ async def test_control_group_of_a_sandbox_is_empty_before_its_place_is_used_agai
     await runtime.close()
 
 
-async def test_sandbox_whose_processes_do_not_end_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_spawner_sandbox_whose_processes_do_not_end_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen process outlives SIGKILL: its sandbox breaks, `close` does not wait for ever, its place is not used."""
     if not (FREEZER / "cgroup.procs").exists():
         pytest.skip("no freezer of control groups of version 1 here")

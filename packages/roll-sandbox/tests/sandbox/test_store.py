@@ -58,7 +58,7 @@ async def open_one(records: Records, name: str, owner: str = "ann") -> Exception
 END = {"op": "end", "sandbox": "s", "id": "p", "end": {"code": 0}, "pieces": 2}
 
 
-async def test_what_is_written_is_found_and_a_name_is_taken_once(database: str) -> None:
+async def test_sandbox_service_database_what_is_written_is_found_and_a_name_is_taken_once(database: str) -> None:
     async with opened(database) as store:
         records = Records(store)
         assert await asyncio.gather(*(open_one(records, f"s{number}") for number in range(700))) == [None] * 700
@@ -74,7 +74,9 @@ async def test_what_is_written_is_found_and_a_name_is_taken_once(database: str) 
         assert len(Records(store).alive()) == 699
 
 
-async def test_a_second_server_is_refused_until_the_first_has_gone(database: str, monkeypatch) -> None:
+async def test_sandbox_service_database_a_second_server_is_refused_until_the_first_has_gone(
+    database: str, monkeypatch
+) -> None:
     monkeypatch.setattr("roll_sandbox.service.store.store._CLAIM_S", 0.2)
     async with opened(database):
         with pytest.raises(ConfigError, match="another server has the database"):
@@ -83,7 +85,9 @@ async def test_a_second_server_is_refused_until_the_first_has_gone(database: str
         pass
 
 
-async def test_tables_are_not_changed_under_a_server_that_runs(new_database, monkeypatch) -> None:
+async def test_sandbox_service_database_tables_are_not_changed_under_a_server_that_runs(
+    new_database, monkeypatch
+) -> None:
     monkeypatch.setattr("roll_sandbox.service.store.store._CLAIM_S", 0.2)
     url = new_database("sqlite")
     first = Store(url)
@@ -100,7 +104,9 @@ def _revisions() -> list[str]:
 
 
 @pytest.mark.parametrize("revision", _revisions())
-async def test_rows_of_every_older_version_are_there_in_this_one(database: str, revision: str) -> None:
+async def test_sandbox_service_database_rows_of_every_older_version_are_there_in_this_one(
+    database: str, revision: str
+) -> None:
     store = Store(database)
     store.migrate(revision)
     before = sqlalchemy.MetaData()
@@ -125,7 +131,7 @@ def _value(column: Any) -> Any:
     return 1
 
 
-async def test_the_migrations_make_the_tables_that_the_code_has(database: str) -> None:
+async def test_sandbox_service_database_the_migrations_make_the_tables_that_the_code_has(database: str) -> None:
     store = Store(database)
     store.migrate()
     with store.engine.connect() as connection:
@@ -134,7 +140,7 @@ async def test_the_migrations_make_the_tables_that_the_code_has(database: str) -
     store.close()
 
 
-async def test_a_database_of_a_newer_version_is_refused_by_one_line(database: str) -> None:
+async def test_sandbox_service_database_a_database_of_a_newer_version_is_refused_by_one_line(database: str) -> None:
     store = Store(database)
     store.migrate()
     store.change(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))
@@ -143,7 +149,9 @@ async def test_a_database_of_a_newer_version_is_refused_by_one_line(database: st
     store.close()
 
 
-async def test_a_migration_that_fails_changes_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_service_database_a_migration_that_fails_changes_nothing(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store(database)
     monkeypatch.setattr("alembic.op.create_index", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -188,7 +196,7 @@ def _read_only(store: Store):
     [(_locked, "locked"), (_full, "full"), (_read_only, "readonly")],
     ids=["locked", "full", "readonly"],
 )
-async def test_a_sqlite_that_takes_no_writes_refuses_what_would_start_and_keeps_what_has_ended(
+async def test_sandbox_service_database_a_sqlite_that_takes_no_writes_refuses_what_would_start_and_keeps_what_has_ended(
     new_database, monkeypatch: pytest.MonkeyPatch, harm: Any, why: str
 ) -> None:
     monkeypatch.setattr(writer, "_PAUSES_S", ())
@@ -210,7 +218,9 @@ async def test_a_sqlite_that_takes_no_writes_refuses_what_would_start_and_keeps_
         assert await open_one(records, "second") is None
 
 
-async def test_readers_that_get_no_connection_are_told_so(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_service_database_readers_that_get_no_connection_are_told_so(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll_sandbox.service.store.engines._POOL_S", 0.05)
     store = Store(database)
     store.migrate()
@@ -223,7 +233,7 @@ async def test_readers_that_get_no_connection_are_told_so(database: str, monkeyp
     store.close()
 
 
-async def test_nothing_that_was_acknowledged_is_lost_when_postgresql_is_killed_under_load() -> None:
+async def test_sandbox_service_database_keeps_what_it_acknowledged_when_postgresql_is_killed_under_load() -> None:
     server = new_postgres()
     try:
         async with opened(server.database()) as store:
@@ -285,7 +295,9 @@ async def _kill_under_load(server: Postgres, store: Store) -> None:
     assert not [row for row in found if row.state == "running"]
 
 
-async def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_s(database: str, monkeypatch) -> None:
+async def test_sandbox_service_database_a_commit_whose_answer_was_lost_is_not_taken_for_another_s(
+    database: str, monkeypatch
+) -> None:
     """The transaction is committed, and the connection breaks before the answer: tried again, it finds its own row."""
     execute, times = writer._execute, 0
 
@@ -310,7 +322,9 @@ async def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_s(databas
         assert await open_one(Records(store), "twice") is None
 
 
-async def test_a_store_that_closes_during_an_outage_ends(new_database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_service_database_a_store_that_closes_during_an_outage_ends(
+    new_database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "_PAUSES_S", ())
     monkeypatch.setattr(writer, "_CLOSE_S", 0.0)
     before = set(threading.enumerate())
@@ -322,7 +336,9 @@ async def test_a_store_that_closes_during_an_outage_ends(new_database, monkeypat
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "sandbox-store"]
 
 
-async def test_a_backup_that_is_taken_from_a_running_service_is_one_to_start_from(database: str, request) -> None:
+async def test_sandbox_service_database_a_backup_that_is_taken_from_a_running_service_is_one_to_start_from(
+    database: str, request
+) -> None:
     """The commands of docs/operations/sandbox-service.md."""
     async with opened(database) as store:
         assert await open_one(Records(store), "kept") is None

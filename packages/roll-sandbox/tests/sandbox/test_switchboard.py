@@ -40,7 +40,7 @@ def service(tmp_path: Any) -> Any:
     return lambda: opened(tmp_path)
 
 
-async def test_what_nobody_claims_is_stopped_once_and_counted_once(service: Any) -> None:
+async def test_sandbox_service_router_what_nobody_claims_is_stopped_once_and_counted_once(service: Any) -> None:
     server: Service = await service()
     wire = Wire()
     link = server.workers.join(ANN, greeting(), wire)
@@ -53,7 +53,7 @@ async def test_what_nobody_claims_is_stopped_once_and_counted_once(service: Any)
     await server.close()
 
 
-async def test_what_was_made_without_a_line_of_its_own_lives_on_alone(service: Any) -> None:
+async def test_sandbox_service_router_what_was_made_without_a_line_of_its_own_lives_on_alone(service: Any) -> None:
     server: Service = await service()
     wire = Wire()
     link = server.workers.join(ANN, greeting(), wire)
@@ -70,7 +70,9 @@ async def test_what_was_made_without_a_line_of_its_own_lives_on_alone(service: A
 
 
 @pytest.mark.parametrize("leases", [True, False])
-async def test_after_a_restart_only_what_had_a_line_of_its_own_is_stopped_alone(service: Any, leases: bool) -> None:
+async def test_sandbox_service_router_after_a_restart_only_what_had_a_line_of_its_own_is_stopped_alone(
+    service: Any, leases: bool
+) -> None:
     server: Service = await service()
     wire = Wire()
     server.workers.join(ANN, greeting(), wire)
@@ -86,7 +88,7 @@ async def test_after_a_restart_only_what_had_a_line_of_its_own_is_stopped_alone(
     await later.close()
 
 
-async def test_a_server_that_was_held_up_itself_calls_no_worker_silent(service: Any) -> None:
+async def test_sandbox_service_router_a_server_that_was_held_up_itself_calls_no_worker_silent(service: Any) -> None:
     server: Service = await service()
     link = server.workers.join(ANN, greeting(), Wire())
     server.keeper.look(link.heard + 9.0)
@@ -97,7 +99,7 @@ async def test_a_server_that_was_held_up_itself_calls_no_worker_silent(service: 
     await server.close()
 
 
-async def test_a_client_that_is_back_in_time_keeps_its_sandbox(service: Any) -> None:
+async def test_sandbox_service_router_a_client_that_is_back_in_time_keeps_its_sandbox(service: Any) -> None:
     server: Service = await service()
     wire = Wire()
     server.workers.join(ANN, greeting(), wire)
@@ -112,7 +114,9 @@ async def test_a_client_that_is_back_in_time_keeps_its_sandbox(service: Any) -> 
     await server.close()
 
 
-async def test_sandboxes_of_the_servers_own_machine_are_lost_with_it_others_may_come_back(service: Any) -> None:
+async def test_sandbox_service_router_sandboxes_of_the_servers_own_machine_are_lost_with_it_others_may_come_back(
+    service: Any,
+) -> None:
     server: Service = await service()
     written: list[Any] = []
     for name, worker in (("sandbox-1", LOCAL), ("sandbox-2", "worker-a")):
@@ -130,7 +134,9 @@ async def test_sandboxes_of_the_servers_own_machine_are_lost_with_it_others_may_
     assert (taken["sandboxes"], taken["programs"], link.held) == (1, 1, 1)
 
 
-async def test_a_sandbox_that_goes_takes_its_programs_out_of_the_count_and_calls_them_lost(service: Any) -> None:
+async def test_sandbox_service_router_a_sandbox_that_goes_takes_its_programs_out_of_the_count_and_calls_them_lost(
+    service: Any,
+) -> None:
     server: Service = await service()
     wire = Wire()
     link = server.workers.join(ANN, greeting(), wire)
@@ -142,7 +148,9 @@ async def test_a_sandbox_that_goes_takes_its_programs_out_of_the_count_and_calls
     await server.close()
 
 
-async def test_a_sandbox_that_is_stopped_while_it_is_written_down_is_stopped(service: Any) -> None:
+async def test_sandbox_service_router_a_sandbox_that_is_stopped_while_it_is_written_down_is_stopped(
+    service: Any,
+) -> None:
     server: Service = await service()
     wire = Wire()
     server.workers.join(ANN, greeting(), wire)
@@ -154,7 +162,7 @@ async def test_a_sandbox_that_is_stopped_while_it_is_written_down_is_stopped(ser
     await server.close()
 
 
-async def test_what_is_stopped_while_it_starts_never_runs() -> None:
+async def test_sandbox_service_router_what_is_stopped_while_it_starts_never_runs() -> None:
     said: list[Message] = []
 
     class Manager:
@@ -177,7 +185,7 @@ async def test_what_is_stopped_while_it_starts_never_runs() -> None:
     assert manager.cancelled and said[0]["op"] == "gone" and worker.empty
 
 
-async def test_the_first_reason_for_which_a_sandbox_is_ended_is_told() -> None:
+async def test_sandbox_service_router_the_first_reason_for_which_a_sandbox_is_ended_is_told() -> None:
     said: list[Message] = []
     closing: list[Any] = []
 
@@ -194,7 +202,7 @@ async def test_the_first_reason_for_which_a_sandbox_is_ended_is_told() -> None:
     assert (said[-1]["op"], said[-1]["error"]) == ("gone", "expired")
 
 
-async def test_a_program_that_a_worker_does_not_know_any_more_is_lost_not_started() -> None:
+async def test_sandbox_service_router_a_program_that_a_worker_does_not_know_any_more_is_lost_not_started() -> None:
     said: list[Message] = []
     executions = Executions("ann/sandbox-1", None, said.append, Outputs())  # type: ignore[arg-type]
     executions.receive({**RUN, "again": True})
@@ -211,7 +219,7 @@ async def attached() -> tuple[Line, list[Message], Any]:
     return line, sent, await opening
 
 
-async def test_output_that_is_missing_is_asked_for_and_none_counts_twice() -> None:
+async def test_sandbox_service_router_output_that_is_missing_is_asked_for_and_none_counts_twice() -> None:
     line, sent, sandbox = await attached()
     job = sandbox._connection.submit("run", {}, b"", 100)
     about = {"sandbox": "sandbox-1", "id": sent[-1]["id"]}
@@ -226,7 +234,9 @@ async def test_output_that_is_missing_is_asked_for_and_none_counts_twice() -> No
     assert job.end.done() and b"".join(each.data for each in job.chunks) == b"ab"
 
 
-async def test_a_program_with_more_input_than_is_kept_is_lost_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_service_router_a_program_with_more_input_than_is_kept_is_lost_with_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("roll_sandbox.remote.sent._KEPT_BYTES", 3)
     line, sent, sandbox = await attached()
     job = sandbox._connection.submit("run", {}, b"", 100)
@@ -236,7 +246,7 @@ async def test_a_program_with_more_input_than_is_kept_is_lost_with_its_line(monk
     assert isinstance(job.end.exception(), SandboxLostError)
 
 
-async def test_a_stop_that_the_line_lost_is_sent_again() -> None:
+async def test_sandbox_service_router_a_stop_that_the_line_lost_is_sent_again() -> None:
     line, sent, sandbox = await attached()
     line.stop(sandbox._connection)
     sent.clear()
@@ -244,7 +254,7 @@ async def test_a_stop_that_the_line_lost_is_sent_again() -> None:
     assert [message["op"] for message in sent] == ["attach", "stop"]
 
 
-async def test_a_worker_that_brings_what_another_has_is_told_to_stop_it(service: Any) -> None:
+async def test_sandbox_service_router_a_worker_that_brings_what_another_has_is_told_to_stop_it(service: Any) -> None:
     server: Service = await service()
     server.workers.join(ANN, greeting(), wire := Wire())
     await running(server, wire)
@@ -254,7 +264,7 @@ async def test_a_worker_that_brings_what_another_has_is_told_to_stop_it(service:
     await server.close()
 
 
-async def test_a_program_that_is_being_written_down_is_not_lost_when_its_worker_joins_again(
+async def test_sandbox_service_router_a_program_that_is_being_written_down_is_not_lost_when_its_worker_joins_again(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server: Service = await service()
@@ -271,7 +281,7 @@ async def test_a_program_that_is_being_written_down_is_not_lost_when_its_worker_
     await server.close()
 
 
-async def test_a_program_that_could_not_be_written_down_may_be_asked_for_again(
+async def test_sandbox_service_router_a_program_that_could_not_be_written_down_may_be_asked_for_again(
     service: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server: Service = await service()
@@ -287,7 +297,9 @@ async def test_a_program_that_could_not_be_written_down_may_be_asked_for_again(
     await server.close()
 
 
-async def test_an_end_that_comes_after_a_program_was_called_lost_changes_nothing(service: Any) -> None:
+async def test_sandbox_service_router_an_end_that_comes_after_a_program_was_called_lost_changes_nothing(
+    service: Any,
+) -> None:
     server: Service = await service()
     server.workers.join(ANN, greeting(), wire := Wire())
     await running(server, wire)
@@ -300,7 +312,7 @@ async def test_an_end_that_comes_after_a_program_was_called_lost_changes_nothing
     await server.close()
 
 
-async def test_a_programs_new_limit_is_within_its_owners(service: Any) -> None:
+async def test_sandbox_service_router_a_programs_new_limit_is_within_its_owners(service: Any) -> None:
     server: Service = await service()
     server.workers.join(ANN, greeting(), wire := Wire())
     line, _ = await running(server, wire)
@@ -328,7 +340,7 @@ class Job:
         return {"code": 0}
 
 
-async def test_a_program_is_started_once_told_from_where_it_was_heard_and_kept_for_a_while(
+async def test_sandbox_service_router_a_program_is_started_once_told_from_where_it_was_heard_and_kept_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs: list[Job] = []
@@ -354,7 +366,7 @@ async def test_a_program_is_started_once_told_from_where_it_was_heard_and_kept_f
     assert executions.names() == ["program-2"]
 
 
-def test_only_what_is_below_a_directory_may_be_mounted_not_beside_it(tmp_path: Path) -> None:
+def test_sandbox_service_router_only_what_is_below_a_directory_may_be_mounted_not_beside_it(tmp_path: Path) -> None:
     (tmp_path / "data" / "in").mkdir(parents=True)
     (tmp_path / "data-of-others").mkdir()
     worker = Worker(None, mounts=[str(tmp_path / "data")])  # type: ignore[arg-type]

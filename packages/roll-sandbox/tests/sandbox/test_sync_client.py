@@ -38,7 +38,9 @@ def sandboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncSandboxe
         yield sandboxes
 
 
-def test_programs_files_sessions_and_snapshots_as_with_the_asynchronous_client(sandboxes: SyncSandboxes) -> None:
+def test_sandbox_sync_client_programs_files_sessions_and_snapshots_as_with_the_asynchronous_client(
+    sandboxes: SyncSandboxes,
+) -> None:
     assert sandboxes.execute(PythonCode(source="print(6 * 7)")).stdout == b"42\n"
     with sandboxes.create() as sandbox:
         sandbox.write_file("a/b", b"\x00\xff")
@@ -55,7 +57,9 @@ def test_programs_files_sessions_and_snapshots_as_with_the_asynchronous_client(s
     assert sandbox.broken
 
 
-def test_a_program_can_be_talked_to_and_its_output_comes_as_it_is_made(sandboxes: SyncSandboxes) -> None:
+def test_sandbox_sync_client_a_program_can_be_talked_to_and_its_output_comes_as_it_is_made(
+    sandboxes: SyncSandboxes,
+) -> None:
     with sandboxes.running(Command(argv=("cat",), interactive=True)) as job:
         pieces = job.stream()
         job.write(b"one")
@@ -67,14 +71,14 @@ def test_a_program_can_be_talked_to_and_its_output_comes_as_it_is_made(sandboxes
         assert not job.done()
 
 
-def test_it_works_where_a_loop_is_running_as_in_a_notebook(sandboxes: SyncSandboxes) -> None:
+def test_sandbox_sync_client_it_works_where_a_loop_is_running_as_in_a_notebook(sandboxes: SyncSandboxes) -> None:
     async def cell() -> bytes:
         return sandboxes.execute(PythonCode(source="print('in a loop')")).stdout
 
     assert asyncio.run(cell()) == b"in a loop\n"
 
 
-def test_an_interrupt_ends_the_program_and_the_client_goes_on(sandboxes: SyncSandboxes) -> None:
+def test_sandbox_sync_client_an_interrupt_ends_the_program_and_the_client_goes_on(sandboxes: SyncSandboxes) -> None:
     with sandboxes.create() as sandbox:
         job = sandbox.start(Command(argv=("sh", "-c", "echo $$; exec sleep 60"), wall_s=90.0))
         next(job.stream())
@@ -90,7 +94,7 @@ def test_an_interrupt_ends_the_program_and_the_client_goes_on(sandboxes: SyncSan
         assert not job.done()
 
 
-def test_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless() -> None:
+def test_sandbox_sync_client_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless() -> None:
     late = []
 
     async def work() -> None:
@@ -105,7 +109,7 @@ def test_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless() -> None:
     assert not late
 
 
-def test_nothing_is_left_of_a_client_that_could_not_start_or_has_ended() -> None:
+def test_sandbox_sync_client_nothing_is_left_of_a_client_that_could_not_start_or_has_ended() -> None:
     before = set(threading.enumerate())
     with (
         pytest.raises(SandboxUnavailableError, match="no sandbox service answers"),
@@ -115,7 +119,7 @@ def test_nothing_is_left_of_a_client_that_could_not_start_or_has_ended() -> None
     assert set(threading.enumerate()) <= before
 
 
-def test_a_client_that_has_ended_says_so(sandboxes: SyncSandboxes) -> None:
+def test_sandbox_sync_client_a_client_that_has_ended_says_so(sandboxes: SyncSandboxes) -> None:
     closed = SyncSandboxes(sandboxes._make)
     with closed:
         pass
@@ -123,7 +127,7 @@ def test_a_client_that_has_ended_says_so(sandboxes: SyncSandboxes) -> None:
         closed.execute(PythonCode(source="1"))
 
 
-def test_importing_sandboxes_imports_no_http_client(tmp_path: Path) -> None:
+def test_sandbox_sync_client_importing_sandboxes_imports_no_http_client(tmp_path: Path) -> None:
     source = (
         "import sys, roll_sandbox; print(*sorted({'aiohttp', 'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules)))"
     )

@@ -162,7 +162,9 @@ async def began(sandbox: Any) -> Any:
 
 
 @pytest.mark.parametrize("directions", [("up", "down"), ("up",), ("down",)])
-async def test_a_partition_that_heals_in_time_costs_nothing(machines: Machines, directions: tuple[str, ...]) -> None:
+async def test_sandbox_service_two_machines_a_partition_that_heals_in_time_costs_nothing(
+    machines: Machines, directions: tuple[str, ...]
+) -> None:
     spec = await machines.affinity_to("worker-a")
     async with await machines.sandboxes.create(spec) as sandbox:
         job = await began(sandbox)
@@ -178,7 +180,9 @@ async def test_a_partition_that_heals_in_time_costs_nothing(machines: Machines, 
 
 
 @pytest.mark.slow
-async def test_a_partition_that_lasts_ends_sandboxes_on_both_sides(machines: Machines) -> None:
+async def test_sandbox_service_two_machines_a_partition_that_lasts_ends_sandboxes_on_both_sides(
+    machines: Machines,
+) -> None:
     spec = await machines.affinity_to("worker-a")
     sandbox = await machines.sandboxes.create(spec)
     job = await sandbox.start(Command(argv=("sleep", "1000"), wall_s=1000.0))
@@ -197,7 +201,7 @@ async def test_a_partition_that_lasts_ends_sandboxes_on_both_sides(machines: Mac
         assert (await again.execute(PythonCode(source="print(1)"))).ok
 
 
-async def test_draining_by_command(
+async def test_sandbox_service_two_machines_draining_by_command(
     machines: Machines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_URL", machines.url)
@@ -224,7 +228,9 @@ async def test_draining_by_command(
     assert "there is no worker 'worker-z'" in capsys.readouterr().err
 
 
-async def test_a_worker_that_is_terminated_ends_with_its_last_sandbox(machines: Machines) -> None:
+async def test_sandbox_service_two_machines_a_worker_that_is_terminated_ends_with_its_last_sandbox(
+    machines: Machines,
+) -> None:
     spec = await machines.affinity_to("worker-b")
     sandbox = await machines.sandboxes.create(spec)
     job = await began(sandbox)

@@ -87,7 +87,7 @@ async def _kill(manager: SandboxManager, seed: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-async def test_sixty_four_sandboxes_under_kills_hold_and_copy_nothing(way: str) -> None:
+async def test_sandbox_kill_sixty_four_sandboxes_under_kills_hold_and_copy_nothing(way: str) -> None:
     before = _held()
     runtime = BubblewrapRuntime(zygote=way == "zygote")
     settings = {"warm": 8, "max_sandboxes": AT_ONCE, "instance": runtime}
@@ -112,7 +112,7 @@ async def test_sixty_four_sandboxes_under_kills_hold_and_copy_nothing(way: str) 
         assert not list(Path("/sys/fs/cgroup").glob(f"*/**/roll-sandbox-{spawner.pid}"))
 
 
-async def test_a_service_whose_parts_are_killed_doubles_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_sandbox_kill_a_service_whose_parts_are_killed_doubles_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
     if reason := missing("service"):
         pytest.skip(reason)

@@ -41,7 +41,7 @@ def spec_with(directory: Path) -> SandboxSpec:
     )
 
 
-def test_uploads_hold_files_without_links_and_compiled_python(tmp_path: Path) -> None:
+def test_sandbox_upload_hold_files_without_links_and_compiled_python(tmp_path: Path) -> None:
     directory = written(tmp_path / "helpers", {**HELPERS, "__pycache__/helper.pyc": b"x"})
     (directory / "link").symlink_to("/etc/passwd")
     assert content_of(directory) == HELPERS
@@ -55,14 +55,14 @@ def test_uploads_hold_files_without_links_and_compiled_python(tmp_path: Path) ->
 @pytest.mark.parametrize(
     "name", ["/etc/passwd", "../up", "a/../../b", "a//b", "a/./b", "", "a\0b", "a/", "x" * 2000, 7]
 )
-def test_uploads_with_names_outside_of_their_directory_are_refused(name: Any) -> None:
+def test_sandbox_upload_with_names_outside_of_their_directory_are_refused(name: Any) -> None:
     files = {name: b"hostile"}
     for add in (OwnedUploads().add, lambda owner, digest, files: WrittenUploads().add(digest, files)):
         with pytest.raises(SandboxRequestError, match="no file"):
             add("ann", "0" * 64, files)
 
 
-def test_uploads_are_what_their_digest_says() -> None:
+def test_sandbox_upload_are_what_their_digest_says() -> None:
     uploads = OwnedUploads()
     for wrong in ({}, {"a": b"b"}, None, [b"a"], {"a": "text"}):
         with pytest.raises(SandboxRequestError):
@@ -70,7 +70,7 @@ def test_uploads_are_what_their_digest_says() -> None:
     uploads.add("ann", digest_of(HELPERS), HELPERS)
 
 
-def test_uploads_of_one_owner_are_bounded_and_unknown_to_others() -> None:
+def test_sandbox_upload_of_one_owner_are_bounded_and_unknown_to_others() -> None:
     uploads, large = OwnedUploads(), {"a": b"0" * (MOST_BYTES - 1)}
     specs = [
         SandboxSpec(mounts=(Mount(source=upload_source(digest_of(files)), target="/x"),)) for files in (large, HELPERS)
@@ -88,7 +88,7 @@ def test_uploads_of_one_owner_are_bounded_and_unknown_to_others() -> None:
     assert uploads.of("ann", specs[0], without={digest_of(large)}) == uploads.of("bob", specs[0], without=()) == {}
 
 
-def test_uploads_are_written_for_every_user_to_read_and_deleted_at_the_end() -> None:
+def test_sandbox_upload_are_written_for_every_user_to_read_and_deleted_at_the_end() -> None:
     uploads, digest = WrittenUploads(), digest_of(HELPERS)
     mount = Mount(source=upload_source(digest), target="/x")
     with pytest.raises(SandboxError, match="did not come"):
@@ -111,7 +111,7 @@ def test_uploads_are_written_for_every_user_to_read_and_deleted_at_the_end() -> 
     assert not place.parent.exists()
 
 
-def test_uploads_and_specs_with_them_are_messages() -> None:
+def test_sandbox_upload_and_specs_with_them_are_messages() -> None:
     message = {"op": "upload", "sandbox": digest_of(HELPERS), "files": HELPERS}
     assert checked(decode(encode(message))) == message
     spec = SandboxSpec(mounts=(Mount(source="upload:0", target="/x", upload=True),))
@@ -119,13 +119,13 @@ def test_uploads_and_specs_with_them_are_messages() -> None:
     assert spec_of(spec_said(spec)).mounts == (Mount(source="upload:0", target="/x"),)
 
 
-def test_a_mount_to_upload_that_comes_from_outside_shows_no_directory_of_the_worker() -> None:
+def test_sandbox_upload_a_mount_to_upload_that_comes_from_outside_shows_no_directory_of_the_worker() -> None:
     worker = Worker(SandboxManager(warm=0))
     with pytest.raises(SandboxRequestError, match="lets sandboxes see nothing there"):
         worker._permitted(SandboxSpec(mounts=(Mount(source="/etc", target="/x", upload=True),)))
 
 
-async def test_a_local_manager_mounts_what_a_service_would_be_sent(tmp_path: Path) -> None:
+async def test_sandbox_upload_a_local_manager_mounts_what_a_service_would_be_sent(tmp_path: Path) -> None:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
     tmp_path.chmod(0o755)
@@ -133,7 +133,7 @@ async def test_a_local_manager_mounts_what_a_service_would_be_sent(tmp_path: Pat
         assert (await manager.execute(PythonCode(source="import helper; print(helper.answer())"))).stdout == b"42\n"
 
 
-async def test_a_directory_is_uploaded_once_and_seen_by_every_sandbox(tmp_path: Path) -> None:
+async def test_sandbox_upload_a_directory_is_uploaded_once_and_seen_by_every_sandbox(tmp_path: Path) -> None:
     if reason := missing("service"):
         pytest.skip(reason)
     with served(tmp_path, "--warm", "0") as (url, token):

@@ -28,12 +28,12 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(st.text().filter(lambda name: name != "$b"), _values))
-def test_a_message_comes_back_as_it_was(message: dict[str, object]) -> None:
+def test_sandbox_wire_format_a_message_comes_back_as_it_was(message: dict[str, object]) -> None:
     assert decode(encode(message)) == message
 
 
 @given(st.binary(max_size=60))
-def test_noise_is_refused_and_nothing_else_happens(data: bytes) -> None:
+def test_sandbox_wire_format_noise_is_refused_and_nothing_else_happens(data: bytes) -> None:
     try:
         checked(decode(data))
     except SandboxRequestError:
@@ -42,12 +42,12 @@ def test_noise_is_refused_and_nothing_else_happens(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("missing", range(1, 6))
-def test_a_message_that_is_cut_off_is_refused(missing: int) -> None:
+def test_sandbox_wire_format_a_message_that_is_cut_off_is_refused(missing: int) -> None:
     with pytest.raises(SandboxRequestError, match="shorter"):
         decode(encode({"op": "input", "data": b"ab"})[:-missing])
 
 
-def test_specs_and_programs_come_back_as_they_were() -> None:
+def test_sandbox_wire_format_specs_and_programs_come_back_as_they_were() -> None:
     spec = SandboxSpec(limits=Limits(wall_s=3, cpu_s=1.5), mounts=(Mount(source="/a", target="/b"),), preload=("re",))
     assert spec_of(decode(encode(spec_said(spec)))) == spec
     for program in (
@@ -70,7 +70,7 @@ def test_specs_and_programs_come_back_as_they_were() -> None:
         ({"op": "input", "sandbox": "a" * 8, "id": "b" * 8, "n": 1, "data": "text"}, "bytes are needed"),
     ],
 )
-def test_what_no_client_may_say_is_refused(message: dict[str, object], word: str) -> None:
+def test_sandbox_wire_format_what_no_client_may_say_is_refused(message: dict[str, object], word: str) -> None:
     with pytest.raises(SandboxRequestError, match=word):
         checked(message)
 
@@ -85,12 +85,12 @@ def test_what_no_client_may_say_is_refused(message: dict[str, object], word: str
         ({"trust": "root"}, r"spec\.trust"),
     ],
 )
-def test_malformed_specs_are_refused_by_field(said: dict[str, object], word: str) -> None:
+def test_sandbox_wire_format_malformed_specs_are_refused_by_field(said: dict[str, object], word: str) -> None:
     with pytest.raises(SandboxRequestError, match=word):
         spec_of(said)
 
 
-def test_an_error_is_the_same_on_the_other_side() -> None:
+def test_sandbox_wire_format_an_error_is_the_same_on_the_other_side() -> None:
     error = failure_of(failure_said(SandboxPathError(2, "in the sandbox: No such file", "x")))
     assert isinstance(error, SandboxPathError) and (error.errno, error.filename) == (2, "x")
     assert isinstance(failure_of(failure_said(SandboxRequestError("x"))), SandboxRequestError)

@@ -83,7 +83,9 @@ async def until(done: Any) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_silence_makes_a_worker_away_and_only_then_begins_the_time_until_it_is_lost(service: Service) -> None:
+async def test_sandbox_worker_silence_makes_a_worker_away_and_only_then_begins_the_time_until_it_is_lost(
+    service: Service,
+) -> None:
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     _, heard = await running(service, wire)
@@ -102,7 +104,9 @@ async def test_silence_makes_a_worker_away_and_only_then_begins_the_time_until_i
     assert back.said[1:] == [{"op": "stop", "sandbox": "ann/sandbox-1"}]
 
 
-async def test_a_worker_that_is_back_in_time_goes_on_and_its_clients_send_again(service: Service) -> None:
+async def test_sandbox_worker_a_worker_that_is_back_in_time_goes_on_and_its_clients_send_again(
+    service: Service,
+) -> None:
     wire, back = Wire(), Wire()
     link = service.workers.join(ANN, greeting(), wire)
     line, heard = await running(service, wire)
@@ -116,7 +120,7 @@ async def test_a_worker_that_is_back_in_time_goes_on_and_its_clients_send_again(
     assert "ann/sandbox-1" in service.board.entries
 
 
-async def test_a_program_that_never_came_to_its_worker_is_lost_not_run_later(service: Service) -> None:
+async def test_sandbox_worker_a_program_that_never_came_to_its_worker_is_lost_not_run_later(service: Service) -> None:
     wire, back = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     _, heard = await running(service, wire)
@@ -125,7 +129,7 @@ async def test_a_program_that_never_came_to_its_worker_is_lost_not_run_later(ser
     assert back.ops() == ["welcome"]
 
 
-async def test_what_was_to_stop_while_a_worker_was_away_is_stopped(service: Service) -> None:
+async def test_sandbox_worker_what_was_to_stop_while_a_worker_was_away_is_stopped(service: Service) -> None:
     wire, back = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     line, _ = await running(service, wire)
@@ -134,7 +138,7 @@ async def test_what_was_to_stop_while_a_worker_was_away_is_stopped(service: Serv
     assert {"op": "stop", "sandbox": "ann/sandbox-1"} in back.said
 
 
-async def test_a_name_is_one_owners_and_one_process_at_a_time(service: Service) -> None:
+async def test_sandbox_worker_a_name_is_one_owners_and_one_process_at_a_time(service: Service) -> None:
     link = service.workers.join(ANN, greeting(), Wire())
     with pytest.raises(SandboxAccessError, match="another owner's worker"):
         service.workers.join(BEN, greeting(), Wire())
@@ -146,7 +150,7 @@ async def test_a_name_is_one_owners_and_one_process_at_a_time(service: Service) 
         service.workers.join(ANN, {**greeting(), "capacity": 0}, Wire())
 
 
-async def test_a_worker_speaks_of_its_own_sandboxes_only(service: Service) -> None:
+async def test_sandbox_worker_a_worker_speaks_of_its_own_sandboxes_only(service: Service) -> None:
     wire, other = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     await running(service, wire)
@@ -155,7 +159,7 @@ async def test_a_worker_speaks_of_its_own_sandboxes_only(service: Service) -> No
     assert "ann/sandbox-1" in service.board.entries
 
 
-async def test_draining_outlives_the_server(tmp_path: Path) -> None:
+async def test_sandbox_worker_draining_outlives_the_server(tmp_path: Path) -> None:
     service = await opened(tmp_path)
     link = service.workers.join(ANN, greeting(), Wire())
     assert service.workers.drain("worker-a", draining=True) is link and link.state == "draining"
@@ -168,7 +172,7 @@ async def test_draining_outlives_the_server(tmp_path: Path) -> None:
     await service.close()
 
 
-async def test_beats_bring_figures_and_a_goodbye_ends_at_once(service: Service) -> None:
+async def test_sandbox_worker_beats_bring_figures_and_a_goodbye_ends_at_once(service: Service) -> None:
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     pool = PoolReport(pool='host-"1"', idle=2, target=3, hits=40, misses=5)

@@ -38,7 +38,7 @@ def dataclass_defaults(*kinds) -> dict:
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
-def test_every_key_of_trl_has_one_rule_with_its_default(trainer):
+def test_migration_trl_every_key_of_trl_has_one_rule_with_its_default(trainer):
     trl = pytest.importorskip("trl")
     from trl.scripts.grpo import GRPOScriptArguments
     from trl.scripts.utils import DatasetMixtureConfig
@@ -54,7 +54,7 @@ def test_every_key_of_trl_has_one_rule_with_its_default(trainer):
     assert different == {}
 
 
-def test_batches_are_counted_as_grpo_config_counts_them(tmp_path):
+def test_migration_trl_batches_are_counted_as_grpo_config_counts_them(tmp_path):
     trl = pytest.importorskip("trl")
     sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 8}
     theirs = trl.GRPOConfig(output_dir=str(tmp_path), num_generations=8, bf16=False, report_to=[], **sizes)
@@ -64,7 +64,7 @@ def test_batches_are_counted_as_grpo_config_counts_them(tmp_path):
     assert config.training.num_steps == 25  # 100 updates, 4 of each generation
 
 
-def test_processes_multiply_the_batch(tmp_path):
+def test_migration_trl_processes_multiply_the_batch(tmp_path):
     _, config = converted(tmp_path, GRPO | {"gradient_accumulation_steps": 4}, processes=6)
     assert config.rollout.prompts_per_step == 6 * 8 * 4 // 8
 
@@ -81,12 +81,12 @@ def test_processes_multiply_the_batch(tmp_path):
         ("sapo", "soft", "sequence_mean"),
     ],
 )
-def test_a_loss_type_becomes_gate_and_aggregation(tmp_path, kind, gate, aggregation):
+def test_migration_trl_a_loss_type_becomes_gate_and_aggregation(tmp_path, kind, gate, aggregation):
     _, config = converted(tmp_path, GRPO | {"loss_type": kind})
     assert (config.algorithm.gate.type, config.algorithm.aggregation) == (gate, aggregation)
 
 
-def test_the_clip_is_the_same_on_both_sides(tmp_path):
+def test_migration_trl_the_clip_is_the_same_on_both_sides(tmp_path):
     _, config = converted(tmp_path, GRPO | {"epsilon": 0.1, "epsilon_high": 0.3, "delta": 4.0})
     gate = config.algorithm.gate
     assert (gate.type, gate.low, gate.high, gate.bound) == ("dual_clip", 0.1, 0.3, 4.0)
@@ -94,7 +94,7 @@ def test_the_clip_is_the_same_on_both_sides(tmp_path):
     assert (config.algorithm.gate.lower, config.algorithm.gate.upper) == (0.0, 5.0)
 
 
-def test_what_trl_does_by_default_and_roll_does_not_is_written(tmp_path):
+def test_migration_trl_what_trl_does_by_default_and_roll_does_not_is_written(tmp_path):
     """Groups that all agree count, there is no correction without vLLM, the rate decays, and the optimiser's rate."""
     _, config = converted(tmp_path, GRPO)
     assert not config.algorithm.filters.skip_zero_variance
@@ -104,20 +104,20 @@ def test_what_trl_does_by_default_and_roll_does_not_is_written(tmp_path):
     assert config.data[0].held_out == 0
 
 
-def test_sequence_masks_of_vllm_are_masks(tmp_path):
+def test_migration_trl_sequence_masks_of_vllm_are_masks(tmp_path):
     _, config = converted(tmp_path, GRPO | {"use_vllm": True})
     correction = config.algorithm.correction
     assert (correction.level, correction.upper, correction.mask_high) == ("sequence", 3.0, 3.0)
 
 
-def test_warm_up_counts_steps_of_roll(tmp_path):
+def test_migration_trl_warm_up_counts_steps_of_roll(tmp_path):
     """10 of 100 updates, and a tenth of them: both are 5 of the 50 steps with two updates each."""
     for warmup in (10, 0.1):
         _, config = converted(tmp_path, GRPO | {"num_iterations": 2, "warmup_steps": warmup})
         assert (config.training.num_steps, config.training.warmup_steps) == (50, 5)
 
 
-def test_epochs_need_the_number_of_rows(tmp_path):
+def test_migration_trl_epochs_need_the_number_of_rows(tmp_path):
     epochs = {key: value for key, value in GRPO.items() if key != "max_steps"} | {"num_train_epochs": 2}
     with pytest.raises(ConfigError, match="--rows"):
         converted(tmp_path, epochs)
@@ -125,7 +125,7 @@ def test_epochs_need_the_number_of_rows(tmp_path):
     assert config.training.num_steps == 100  # one prompt of 8 answers in each
 
 
-def test_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
+def test_migration_trl_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
     """transformers 4 takes a share of all steps where warmup_steps is 0, and ignores it elsewhere."""
     _, config = converted(tmp_path, GRPO | {"num_iterations": 2, "warmup_ratio": 0.1})
     assert (config.training.num_steps, config.training.warmup_steps) == (50, 5)
@@ -142,7 +142,7 @@ def test_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
     assert config.training.warmup_steps == 30  # 3 epochs of 100 steps
 
 
-def test_the_longest_prompt_of_older_versions_is_spoken_of(tmp_path):
+def test_migration_trl_the_longest_prompt_of_older_versions_is_spoken_of(tmp_path):
     result, _ = converted(tmp_path, GRPO | {"max_prompt_length": 512})
     (said,) = [said for said in result.lost if said.key == "max_prompt_length"]
     assert "prompts are never cut" in said.text and "inference.max_context" in said.text
@@ -151,7 +151,7 @@ def test_the_longest_prompt_of_older_versions_is_spoken_of(tmp_path):
     assert "max_prompt_length" not in {said.key for said in result.lost}
 
 
-def test_keys_that_were_renamed_are_read_and_spoken_of_by_the_name_in_the_file(tmp_path):
+def test_migration_trl_keys_that_were_renamed_are_read_and_spoken_of_by_the_name_in_the_file(tmp_path):
     texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "max_seq_length": 77}
     result, config = converted(tmp_path, texts | {"torch_dtype": "bfloat16"}, trainer="sft")
     assert config.training.max_example_tokens == 77
@@ -161,7 +161,7 @@ def test_keys_that_were_renamed_are_read_and_spoken_of_by_the_name_in_the_file(t
     assert "max_seq_length" in {said.key for said in result.lost}
 
 
-def test_all_problems_of_a_file_are_told_at_once(tmp_path):
+def test_migration_trl_all_problems_of_a_file_are_told_at_once(tmp_path):
     values = {"reward_funcs": ["nowhere", 7], "temperature": "warm", "beta": [1], "reward_weights": [1]}
     with pytest.raises(ConfigError) as caught:
         converted(tmp_path, values)
@@ -173,14 +173,14 @@ def test_all_problems_of_a_file_are_told_at_once(tmp_path):
     assert len(lines) == len(parts) + 1
 
 
-def test_reward_models_are_converted(tmp_path):
+def test_migration_trl_reward_models_are_converted(tmp_path):
     values = {"model_name_or_path": "some/model", "dataset_name": "pairs.jsonl", "center_rewards_coefficient": 0.01}
     _, config = converted(tmp_path, values)
     assert (config.pipeline, config.reward_model.centring, config.data[0].too_long) == ("reward_model", 0.01, "skip")
     assert (config.training.learning_rate, config.training.examples_per_step) == (1e-4, 8)
 
 
-def test_rewards_keep_their_weights_and_columns(tmp_path):
+def test_migration_trl_rewards_keep_their_weights_and_columns(tmp_path):
     names = ["accuracy_reward", "think_format_reward", "mine.rewards.short"]
     result, config = converted(tmp_path, GRPO | {"reward_funcs": names, "reward_weights": [1.0, 0.5, 0.25]})
     source = config.data[0]
@@ -194,7 +194,7 @@ def test_rewards_keep_their_weights_and_columns(tmp_path):
     assert any(said.key == "reward_funcs" and "rewritten" in said.text for said in result.lost)
 
 
-def test_rank_stabilised_adapters_have_the_same_scale(tmp_path):
+def test_migration_trl_rank_stabilised_adapters_have_the_same_scale(tmp_path):
     lora = {"use_peft": True, "lora_r": 16, "lora_alpha": 8, "use_rslora": True, "lora_target_modules": ["q_proj"]}
     _, config = converted(tmp_path, GRPO | lora)
     assert config.model.lora.alpha / config.model.lora.rank == 8 / 16**0.5
@@ -204,19 +204,19 @@ def test_rank_stabilised_adapters_have_the_same_scale(tmp_path):
     ("key", "value"),
     [("loss_type", "vespo"), ("min_p", 0.1), ("sync_ref_model", True), ("fp16", True), ("top_entropy_quantile", 0.2)],
 )
-def test_what_cannot_be_converted_is_said(tmp_path, key, value):
+def test_migration_trl_what_cannot_be_converted_is_said(tmp_path, key, value):
     result, _ = converted(tmp_path, GRPO | {key: value})
     assert key in {said.key for said in result.lost}
     assert f"#   {key}: " in result.yaml()
 
 
-def test_every_key_of_the_file_is_spoken_of_once(tmp_path):
+def test_migration_trl_every_key_of_the_file_is_spoken_of_once(tmp_path):
     result, _ = converted(tmp_path, GRPO | {"logging_steps": 1, "epsilon": 0.2, "no_such_key": 3})
     given = [said.key for said in result.said if said.given]
     assert sorted(given) == sorted([*GRPO, "logging_steps", "epsilon", "no_such_key"])
 
 
-def test_sft_keeps_batch_length_and_epochs(tmp_path):
+def test_migration_trl_sft_keeps_batch_length_and_epochs(tmp_path):
     values = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "packing": False, "max_length": 512}
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "num_train_epochs": 2}
     result, config = converted(tmp_path, values | sizes)
@@ -236,7 +236,7 @@ def test_sft_keeps_batch_length_and_epochs(tmp_path):
         ({"loss_type": "sppo_hard"}, "sppo", {"beta": 0.1}),
     ],
 )
-def test_dpo_losses_are_methods(tmp_path, theirs, ours, settings):
+def test_migration_trl_dpo_losses_are_methods(tmp_path, theirs, ours, settings):
     values = {"model_name_or_path": "some/model", "dataset_name": "pairs.jsonl", "max_steps": 5}
     _, config = converted(tmp_path, values | theirs, trainer="dpo")
     assert config.preference.type == ours
@@ -244,12 +244,12 @@ def test_dpo_losses_are_methods(tmp_path, theirs, ours, settings):
     assert {key: given[key] for key in settings} == settings
 
 
-def test_a_file_that_fits_several_trainers_is_asked_about(tmp_path):
+def test_migration_trl_a_file_that_fits_several_trainers_is_asked_about(tmp_path):
     with pytest.raises(ConfigError, match="--trainer"):
         converted(tmp_path, {"model_name_or_path": "some/model", "dataset_name": "rows.jsonl"})
 
 
-def test_one_reward_function_needs_no_list(tmp_path):
+def test_migration_trl_one_reward_function_needs_no_list(tmp_path):
     _, alone = converted(tmp_path, GRPO | {"reward_funcs": "accuracy_reward"})
     assert alone == converted(tmp_path, GRPO)[1]
     with pytest.raises(ConfigError, match=r"reward_funcs is a list of names, such as \[accuracy_reward\], not '7'"):

@@ -50,7 +50,7 @@ def unread(found: Script) -> dict[str, str]:
     return {said.key: said.text for said in found.unread}
 
 
-def test_trl_script_is_converted_with_its_model_data_rewards_and_adapters(tmp_path: Path) -> None:
+def test_migration_trl_script_is_converted_with_its_model_data_rewards_and_adapters(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """\
@@ -135,7 +135,7 @@ def test_trl_script_is_converted_with_its_model_data_rewards_and_adapters(tmp_pa
         ("[4, 5][1]", 5),
     ],
 )
-def test_trl_script_constants_are_read(tmp_path: Path, text: str, value: Any) -> None:
+def test_migration_trl_script_constants_are_read(tmp_path: Path, text: str, value: Any) -> None:
     for found in (script(tmp_path, f"key={text}"), script(tmp_path, "key=X", before=f"X = {text}")):
         assert (found.given["key"], found.unread) == (value, [])
         assert type(found.given["key"]) is type(value)
@@ -166,7 +166,7 @@ def test_trl_script_constants_are_read(tmp_path: Path, text: str, value: Any) ->
         ("load_dataset", "`load_dataset` is imported (line 1)"),
     ],
 )
-def test_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, text: str, why: str) -> None:
+def test_migration_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, text: str, why: str) -> None:
     found = script(tmp_path, f"key={text}")
     assert "key" not in found.given
     assert unread(found)["key"].startswith("line 6: ") and why in unread(found)["key"]
@@ -200,7 +200,7 @@ def test_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, text: str, 
         ("def f(X): pass", "is assigned nowhere"),
     ],
 )
-def test_trl_script_never_guesses_what_a_name_stands_for(tmp_path: Path, before: str, why: str) -> None:
+def test_migration_trl_script_never_guesses_what_a_name_stands_for(tmp_path: Path, before: str, why: str) -> None:
     if "|" in why:  # it names itself without end
         with pytest.raises(ConfigError, match=why):
             script(tmp_path, "key=X", before=before)
@@ -210,7 +210,7 @@ def test_trl_script_never_guesses_what_a_name_stands_for(tmp_path: Path, before:
     assert why in unread(found)["key"]
 
 
-def test_trl_script_takes_the_name_of_the_nearest_function(tmp_path: Path) -> None:
+def test_migration_trl_script_takes_the_name_of_the_nearest_function(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """\
@@ -227,7 +227,7 @@ def test_trl_script_takes_the_name_of_the_nearest_function(tmp_path: Path) -> No
     assert read_script(path).given == {"learning_rate": 2}
 
 
-def test_trl_script_arguments_that_are_set_later_are_listed(tmp_path: Path) -> None:
+def test_migration_trl_script_arguments_that_are_set_later_are_listed(tmp_path: Path) -> None:
     found = script(tmp_path, "beta=0.1, epsilon=0.3", between="training_args.beta = 0.2")
     assert "beta" not in found.given and found.given["epsilon"] == 0.3
     assert unread(found) == {
@@ -247,13 +247,13 @@ def test_trl_script_arguments_that_are_set_later_are_listed(tmp_path: Path) -> N
         ("X = [('beta', 1)]", "**X", "**X"),
     ],
 )
-def test_trl_script_unknown_dictionaries_of_arguments_are_listed(
+def test_migration_trl_script_unknown_dictionaries_of_arguments_are_listed(
     tmp_path: Path, before: str, arguments: str, key: str
 ) -> None:
     assert list(unread(script(tmp_path, arguments, before=before))) == [key]
 
 
-def test_trl_script_further_arguments_of_the_trainer_are_listed_by_name(tmp_path: Path) -> None:
+def test_migration_trl_script_further_arguments_of_the_trainer_are_listed_by_name(tmp_path: Path) -> None:
     found = script(tmp_path, further="callbacks=[print], optimizers=None, peft_config=make(), eval_dataset=rows,")
     assert sorted(unread(found)) == ["callbacks", "eval_dataset", "peft_config"]
 
@@ -272,7 +272,7 @@ def test_trl_script_further_arguments_of_the_trainer_are_listed_by_name(tmp_path
         ("rows", {}, ["assigned nowhere"]),
     ],
 )
-def test_trl_script_rows_are_those_of_load_dataset(
+def test_migration_trl_script_rows_are_those_of_load_dataset(
     tmp_path: Path, rows: str, given_keys: dict[str, Any], lost: list[str]
 ) -> None:
     path = written(
@@ -285,7 +285,7 @@ def test_trl_script_rows_are_those_of_load_dataset(
     assert all(part in said.text for part, said in zip(lost, found.unread, strict=True))
 
 
-def test_trl_script_rows_that_are_assigned_anew_from_themselves_are_followed(tmp_path: Path) -> None:
+def test_migration_trl_script_rows_that_are_assigned_anew_from_themselves_are_followed(tmp_path: Path) -> None:
     text = """\
         rows = load_dataset("a/b")
         rows = rows["train"].shuffle(seed=1)
@@ -299,7 +299,7 @@ def test_trl_script_rows_that_are_assigned_anew_from_themselves_are_followed(tmp
     assert "dataset_name" not in read_script(written(tmp_path, other)).given
 
 
-def test_trl_script_reward_models_come_first_or_are_listed(tmp_path: Path) -> None:
+def test_migration_trl_script_reward_models_come_first_or_are_listed(tmp_path: Path) -> None:
     call = "GRPOTrainer('m', reward_funcs={rewards}, args=GRPOConfig())"
     found = read_script(written(tmp_path, call.format(rewards="['a/scorer']")))
     assert found.given["reward_model_name_or_path"] == "a/scorer"
@@ -308,7 +308,7 @@ def test_trl_script_reward_models_come_first_or_are_listed(tmp_path: Path) -> No
     assert list(unread(found)) == ["reward_funcs[1]", "reward_funcs[2]", "reward_funcs[3]"]
 
 
-def test_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> None:
+def test_migration_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> None:
     text = "import trl\nclass Mine(trl.SFTTrainer):\n    pass\nMine('some/model', trl.SFTConfig(learning_rate=1))"
     found = read_script(written(tmp_path, text))
     assert (found.trainer, found.given["learning_rate"]) == ("sft", 1)
@@ -323,7 +323,9 @@ def test_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> None:
         ("from trl.trainer.sft_config import SFTConfig", ""),
     ],
 )
-def test_trl_script_classes_of_the_same_name_from_elsewhere_are_listed(tmp_path: Path, before: str, text: str) -> None:
+def test_migration_trl_script_classes_of_the_same_name_from_elsewhere_are_listed(
+    tmp_path: Path, before: str, text: str
+) -> None:
     found = read_script(written(tmp_path, before + "\nSFTConfig(learning_rate=1)"))
     assert unread(found) == ({"SFTConfig": text} if text else {})
 
@@ -342,7 +344,7 @@ def test_trl_script_classes_of_the_same_name_from_elsewhere_are_listed(tmp_path:
         ("x" * (2**20 + 1), "more than 1,048,576 bytes"),
     ],
 )
-def test_trl_script_files_that_are_none_are_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_migration_trl_script_files_that_are_none_are_refused(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError, match=message) as caught:
         read_script(path)
@@ -359,7 +361,7 @@ def test_trl_script_files_that_are_none_are_refused(tmp_path: Path, text: str, m
         "\n".join(["a0 = 9", *(f"a{i + 1} = {{'a': a{i}, 'b': a{i}}}" for i in range(200)), "SFTConfig(key=a200)"]),
     ],
 )
-def test_trl_script_values_that_double_with_each_line_end_soon(tmp_path: Path, doubling: str) -> None:
+def test_migration_trl_script_values_that_double_with_each_line_end_soon(tmp_path: Path, doubling: str) -> None:
     assert list(unread(read_script(written(tmp_path, doubling)))) == ["key"]
 
 
@@ -375,7 +377,7 @@ def test_trl_script_values_that_double_with_each_line_end_soon(tmp_path: Path, d
         max_leaves=8,
     )
 )
-def test_trl_script_values_are_those_that_python_gives(tmp_path: Path, value: Any) -> None:
+def test_migration_trl_script_values_are_those_that_python_gives(tmp_path: Path, value: Any) -> None:
     for text in (f"SFTConfig(key={value!r})", f"X = {value!r}\nSFTConfig(**{{'key': X}})"):
         path = tmp_path / "train.py"
         path.write_text(text, encoding="utf-8")
@@ -383,7 +385,7 @@ def test_trl_script_values_are_those_that_python_gives(tmp_path: Path, value: An
         assert (found.given, found.unread) == ({"key": value}, [])
 
 
-def test_trl_script_problems_are_all_listed_with_what_was_not_read(tmp_path: Path) -> None:
+def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp_path: Path) -> None:
     path = written(tmp_path, "GRPOTrainer(model, args=GRPOConfig(temperature='x', learning_rate=lr))")
     with pytest.raises(ConfigError) as caught:
         from_trl(path)
@@ -405,7 +407,7 @@ def test_trl_script_problems_are_all_listed_with_what_was_not_read(tmp_path: Pat
     assert "learning_rate" not in {one.key for one in result.lost}
 
 
-def test_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
+def test_migration_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_bytes("# -*- coding: latin-1 -*-\nSFTConfig(run_name='é')".encode("latin-1"))
     assert read_script(path).given == {"run_name": "é"}
@@ -416,6 +418,6 @@ def test_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
         read_script(path)
 
 
-def test_trl_script_and_trainer_must_agree(tmp_path: Path) -> None:
+def test_migration_trl_script_and_trainer_must_agree(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="makes a trainer of the kind sft, not dpo"):
         from_trl(written(tmp_path, "SFTTrainer('m', train_dataset=load_dataset('a/b'))"), trainer="dpo")

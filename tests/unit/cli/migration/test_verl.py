@@ -38,21 +38,21 @@ def converted(tmp_path: Path, text: str, name: str = "run.sh", rows: int | None 
     return result, load_config(result.tree)
 
 
-def test_every_key_of_verl_has_a_rule():
+def test_migration_verl_every_key_of_verl_has_a_rule():
     """`verl_keys.txt` has the leaves of its generated reference, `_generated_ppo_trainer.yaml`."""
     keys = Path(__file__).with_name("verl_keys.txt").read_text().split()
     assert len(keys) > 400
     assert [key for key in keys if not any(rule.covers(key) for rule in VERL)] == []
 
 
-def test_every_single_rule_is_a_key_of_verl_or_of_its_recipes():
+def test_migration_verl_every_single_rule_is_a_key_of_verl_or_of_its_recipes():
     keys = set(Path(__file__).with_name("verl_keys.txt").read_text().split())
     further = {rule.key for rule in VERL if not rule.key.endswith(".*")} - keys
     recipes = ("algorithm.filter_groups.", "reward_model.overlong_buffer.")
     assert {key for key in further if not key.startswith(recipes)} == set()
 
 
-def test_an_example_script_means_the_same(tmp_path):
+def test_migration_verl_an_example_script_means_the_same(tmp_path):
     _, config = converted(tmp_path, SCRIPT)
     assert config.model.path == "Qwen/Qwen2-7B-Instruct"
     assert (config.rollout.prompts_per_step, config.rollout.group_size) == (1024, 5)
@@ -70,7 +70,7 @@ def test_an_example_script_means_the_same(tmp_path):
     assert config.tracking.wandb == "verl_examples"
 
 
-def test_a_yaml_tree_and_the_overrides_are_read_alike(tmp_path):
+def test_migration_verl_a_yaml_tree_and_the_overrides_are_read_alike(tmp_path):
     tree = """\
 defaults: [ppo_trainer, _self_]
 algorithm: {adv_estimator: rloo, use_kl_in_reward: true, kl_penalty: kl, kl_ctrl: {kl_coef: 0.01, type: adaptive}}
@@ -97,14 +97,14 @@ trainer.total_training_steps=9 trainer.n_gpus_per_node=1
     assert config.algorithm.gate.high == 0.28
 
 
-def test_gae_brings_the_critic(tmp_path):
+def test_migration_verl_gae_brings_the_critic(tmp_path):
     _, config = converted(tmp_path, "critic.optim.lr=2e-5 trainer.critic_warmup=3 trainer.total_training_steps=5")
     assert config.algorithm.uses_critic
     assert (config.algorithm.advantage.gae_lambda, config.algorithm.advantage.whiten) == (1.0, "token")
     assert (config.algorithm.critic.learning_rate, config.algorithm.critic.warmup_steps) == (2e-5, 3)
 
 
-def test_dynamic_sampling_is_refilling(tmp_path):
+def test_migration_verl_dynamic_sampling_is_refilling(tmp_path):
     text = (
         "algorithm.adv_estimator=grpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc "
         "algorithm.filter_groups.max_num_gen_batches=10 actor_rollout_ref.rollout.n=8 trainer.total_training_steps=5"
@@ -118,17 +118,17 @@ def test_dynamic_sampling_is_refilling(tmp_path):
     "override",
     ["algorithm.adv_estimator=grpo_passk", "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "a.b=1"],
 )
-def test_what_cannot_be_converted_is_said(tmp_path, override):
+def test_migration_verl_what_cannot_be_converted_is_said(tmp_path, override):
     result, _ = converted(tmp_path, f"trainer.total_training_steps=5 actor_rollout_ref.rollout.n=8 {override}")
     assert override.split("=")[0] in {said.key for said in result.lost}
 
 
-def test_epochs_need_the_number_of_rows(tmp_path):
+def test_migration_verl_epochs_need_the_number_of_rows(tmp_path):
     with pytest.raises(ConfigError, match="--rows"):
         converted(tmp_path, SCRIPT, rows=None)
 
 
-def test_sums_of_a_script_are_computed_and_what_it_does_not_set_is_said(tmp_path):
+def test_migration_verl_sums_of_a_script_are_computed_and_what_it_does_not_set_is_said(tmp_path):
     path = tmp_path / "run.sh"
     path.write_text(
         "prompts=$((1024 * 2))\nlong=$((1024*4))\n"
@@ -147,7 +147,7 @@ def test_sums_of_a_script_are_computed_and_what_it_does_not_set_is_said(tmp_path
 
 
 @pytest.mark.parametrize("text", ["$((2**9**9))", "$((NODES+1))", "$((1/0))", "$(wc -l nodes)"])
-def test_what_only_a_shell_knows_is_said(tmp_path, text):
+def test_migration_verl_what_only_a_shell_knows_is_said(tmp_path, text):
     path = tmp_path / "run.sh"
     path.write_text(f"python3 -m verl.trainer.main_ppo 'trainer.nnodes={text}' trainer.total_training_steps=3\n")
     lost = {said.key: said.text for said in from_verl(path).lost}
@@ -163,7 +163,7 @@ def test_what_only_a_shell_knows_is_said(tmp_path, text):
         ("_low=0.1 {}_high=0.28", 0.1, 0.28),
     ],
 )
-def test_one_clip_for_both_sides_counts_only_where_a_side_has_none(tmp_path, overrides, low, high):
+def test_migration_verl_one_clip_for_both_sides_counts_only_where_a_side_has_none(tmp_path, overrides, low, high):
     """verl's own defaults of both sides, 0.2, go before `clip_ratio` (`actor.yaml`, `compute_policy_loss_vanilla`)."""
     clip = "actor_rollout_ref.actor.clip_ratio"
     sides = f"{clip}{overrides.format(clip)}" if overrides else ""
@@ -171,7 +171,7 @@ def test_one_clip_for_both_sides_counts_only_where_a_side_has_none(tmp_path, ove
     assert (config.algorithm.gate.low, config.algorithm.gate.high) == (low, high)
 
 
-def test_what_a_key_is_called_stays_in_its_comment(tmp_path):
+def test_migration_verl_what_a_key_is_called_stays_in_its_comment(tmp_path):
     hostile = '"a\\nname: other": 1\n"b\\x1b[2J\\u202e": 1\n"%s": 1\n' % ("c" * 1000)
     text = f"trainer:\n  total_training_steps: 5\nactor_rollout_ref:\n  rollout:\n    n: 8\n{hostile}"
     result, _ = converted(tmp_path, text, name="x.yaml")
@@ -180,14 +180,14 @@ def test_what_a_key_is_called_stays_in_its_comment(tmp_path):
         assert shown.replace("\n", "").isprintable() and len(max(shown.splitlines(), key=len)) < 1100
 
 
-def test_variables_of_variables_do_not_fill_the_memory(tmp_path):
+def test_migration_verl_variables_of_variables_do_not_fill_the_memory(tmp_path):
     lines = ["a0=xxxxxxxxxx", *(f"a{i}={f'$a{i - 1}' * 10}" for i in range(1, 12))]
     with pytest.raises(ConfigError, match="more than 100000 characters"):
         converted(tmp_path, "\n".join([*lines, SCRIPT]))
 
 
 @pytest.mark.parametrize("number", [".inf", ".nan", "1e400", "'x'", "[]", "{a: 1}", "null", "0", "9" * 4000])
-def test_no_value_of_a_rule_is_unexpected(number):
+def test_migration_verl_no_value_of_a_rule_is_unexpected(number):
     """Values in place of every key's: a rule takes them, or says that they are none."""
     values = {rule.key: rule.default for rule in VERL if not rule.key.endswith(".*")} | {"rows": 7473}
     hostile = parse(number, "x")[0]
@@ -210,7 +210,7 @@ def refused_or_taken(rule, values):
         ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "modulo by zero"),
     ],
 )
-def test_a_value_that_cannot_be_counted_with_is_named(tmp_path, override, why):
+def test_migration_verl_a_value_that_cannot_be_counted_with_is_named(tmp_path, override, why):
     with pytest.raises(ConfigError, match=rf"verl's run\.sh: '[\w.]+' is .*{why}"):
         converted(tmp_path, f"{SCRIPT.replace(' $@', '').strip()} {override}")
 
@@ -218,12 +218,12 @@ def test_a_value_that_cannot_be_counted_with_is_named(tmp_path, override, why):
 @pytest.mark.parametrize(
     "text", ["$((" + "-" * 20_000 + "1))", "$((" + "(" * 20_000 + "))", "${a:-" * 20_000, "$((" * 20_000]
 )
-def test_sums_and_variables_without_end_are_no_work(tmp_path, text):
+def test_migration_verl_sums_and_variables_without_end_are_no_work(tmp_path, text):
     (tmp_path / "run.sh").write_text(f"python3 data.train_batch_size=8 trainer.project_name='{text}'\n")
     assert read_keys(tmp_path / "run.sh").get("trainer.project_name", text) == text
 
 
-def test_a_file_without_end_is_refused(tmp_path):
+def test_migration_verl_a_file_without_end_is_refused(tmp_path):
     with (tmp_path / "run.sh").open("wb") as file:
         file.truncate(2**20 + 1)
     with pytest.raises(ConfigError, match="larger than 1 MiB"):

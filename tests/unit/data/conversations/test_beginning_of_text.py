@@ -39,7 +39,9 @@ def sample(tokenizer: PreTrainedTokenizerBase, row: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", [f"{CHAT}a<|eot_id|>", CHAT.removeprefix(BOS) + "a<|eot_id|>"])
-def test_texts_have_the_token_that_begins_them_once(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_conversation_bos_texts_have_the_token_that_begins_them_once(
+    tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
     bos = tokenizer.bos_token_id
     found = sample(tokenizer, {"text": text})
     assert found.token_ids.tolist().count(bos) == 1 and found.token_ids[0] == bos
@@ -47,18 +49,20 @@ def test_texts_have_the_token_that_begins_them_once(tokenizer: PreTrainedTokeniz
     assert tokenizer.decode(found.token_ids) == f"{CHAT}a<|eot_id|>"
 
 
-def test_prompts_that_are_rendered_have_it_once(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_conversation_bos_prompts_that_are_rendered_have_it_once(tokenizer: PreTrainedTokenizerBase) -> None:
     for prompt in (CHAT, CHAT.removeprefix(BOS), "q"):
         assert asked(tokenizer, {"prompt": prompt, "answer": "7"}) == CHAT
 
 
-def test_base_models_prompts_have_it_once(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_conversation_bos_base_models_prompts_have_it_once(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.chat_template = None
     for prompt in ("q", f"{BOS}q"):
         assert asked(tokenizer, {"prompt": prompt, "answer": "7"}) == f"{BOS}q"
 
 
-def test_tokens_that_the_text_has_itself_are_kept(tokenizer: PreTrainedTokenizerBase, tiny_model: Path) -> None:
+def test_conversation_bos_tokens_that_the_text_has_itself_are_kept(
+    tokenizer: PreTrainedTokenizerBase, tiny_model: Path
+) -> None:
     assert ChatRenderer(tokenizer).piece(f"{BOS}{BOS}a", first=True).tolist().count(tokenizer.bos_token_id) == 2
     other = load_tokenizer(str(tiny_model))  # adds none
     other.add_tokens([AddedToken(BOS, special=True)])

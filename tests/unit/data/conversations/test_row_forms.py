@@ -64,7 +64,7 @@ REASONED = [
 
 
 @pytest.mark.parametrize("said", REASONED)
-def test_sft_rows_with_reasoning_are_rendered_where_the_template_has_a_place(
+def test_conversation_row_sft_rows_with_reasoning_are_rendered_where_the_template_has_a_place(
     qwen3: PreTrainedTokenizerBase, plain: PreTrainedTokenizerBase, said: dict[str, Any]
 ) -> None:
     row = messages(USER, {**ANSWER, **said})
@@ -86,7 +86,7 @@ def test_sft_rows_with_reasoning_are_rendered_where_the_template_has_a_place(
         ({"content": [{"type": "redacted_thinking", "data": "x"}]}, "unread content part"),
     ],
 )
-def test_sft_rows_whose_reasoning_cannot_be_read_are_refused(
+def test_conversation_row_sft_rows_whose_reasoning_cannot_be_read_are_refused(
     qwen3: PreTrainedTokenizerBase, said: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(DataError, match=words):
@@ -104,7 +104,7 @@ def test_sft_rows_whose_reasoning_cannot_be_read_are_refused(
         {"training": np.bool_(False)},
     ],
 )
-def test_sft_rows_with_marked_messages_learn_only_the_others(
+def test_conversation_row_sft_rows_with_marked_messages_learn_only_the_others(
     plain: PreTrainedTokenizerBase, mark: dict[str, Any]
 ) -> None:
     row = messages(USER, {**ANSWER, **mark}, *AGAIN)
@@ -129,26 +129,28 @@ def test_sft_rows_with_marked_messages_learn_only_the_others(
         ([USER, {**ANSWER, "weight": 0.5}], "message with a weight"),
     ],
 )
-def test_sft_rows_with_marks_that_cannot_be_followed_are_refused(
+def test_conversation_row_sft_rows_with_marks_that_cannot_be_followed_are_refused(
     plain: PreTrainedTokenizerBase, listed: list[Any], reason: str
 ) -> None:
     with pytest.raises(DataError, match=f"  1 × {reason}\n"):
         row_examples(plain, [messages(*listed)])
 
 
-def test_preference_rows_with_judged_answers_that_are_marked_are_refused(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_preference_rows_with_judged_answers_that_are_marked_are_refused(
+    plain: PreTrainedTokenizerBase,
+) -> None:
     row = {"prompt": "q", "chosen": [{**ANSWER, "train": False}], "rejected": "b"}
     with pytest.raises(DataError, match=r"1 × (nothing to learn|judged answer)"):
         row_examples(plain, [row], "pair")
 
 
-def test_sft_rows_of_sharegpt_follow_weights(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_rows_of_sharegpt_follow_weights(plain: PreTrainedTokenizerBase) -> None:
     said = [("human", "q", None), ("gpt", "a", 0), ("human", "r", None), ("gpt", "b", 1)]
     row = {"conversations": [{"from": who, "value": text, "weight": weight} for who, text, weight in said]}
     assert learnt(plain, row) == [["b<|im_end|>"]]
 
 
-def test_sft_rows_of_sharegpt_may_call_functions(qwen3: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_rows_of_sharegpt_may_call_functions(qwen3: PreTrainedTokenizerBase) -> None:
     call = json.dumps({"name": "get_w", "arguments": {"c": "x"}})
     said = [("system", "s"), ("human", "q"), ("function_call", call), ("observation", "20"), ("gpt", "a")]
     row = {"conversations": [{"from": who, "value": text} for who, text in said], "tools": json.dumps([WEATHER])}
@@ -168,7 +170,7 @@ def test_sft_rows_of_sharegpt_may_call_functions(qwen3: PreTrainedTokenizerBase)
         [{"name": "get_w", "description": "weather", "input_schema": WEATHER["parameters"]}],
     ],
 )
-def test_sft_rows_with_tools_give_them_to_the_template(
+def test_conversation_row_sft_rows_with_tools_give_them_to_the_template(
     qwen3: PreTrainedTokenizerBase, plain: PreTrainedTokenizerBase, tools: Any
 ) -> None:
     row = messages(USER, ANSWER, tools=tools)
@@ -182,7 +184,7 @@ def test_sft_rows_with_tools_give_them_to_the_template(
 
 
 @pytest.mark.parametrize("tools", ["calculator", ["calculator"], [{"type": "web_search"}], {"a": 1}, 7, [{"name": 1}]])
-def test_sft_rows_with_other_tools_are_refused(qwen3: PreTrainedTokenizerBase, tools: Any) -> None:
+def test_conversation_row_sft_rows_with_other_tools_are_refused(qwen3: PreTrainedTokenizerBase, tools: Any) -> None:
     with pytest.raises(DataError, match="set tools_key to null"):
         row_examples(qwen3, [messages(USER, ANSWER, tools=tools)])
 
@@ -198,7 +200,7 @@ def test_sft_rows_with_other_tools_are_refused(qwen3: PreTrainedTokenizerBase, t
         {"content": [{"type": "tool_use", "id": "toolu_1", "name": "get_w", "input": {"c": "x"}}]},
     ],
 )
-def test_sft_rows_with_calls_of_tools_are_rendered_alike(
+def test_conversation_row_sft_rows_with_calls_of_tools_are_rendered_alike(
     qwen3: PreTrainedTokenizerBase, plain: PreTrainedTokenizerBase, said: dict[str, Any]
 ) -> None:
     row = messages(USER, {"role": "assistant", "content": "", **said}, {"role": "tool", "content": "20"}, ANSWER)
@@ -209,7 +211,7 @@ def test_sft_rows_with_calls_of_tools_are_rendered_alike(
         row_examples(plain, [row])
 
 
-def test_sft_rows_of_anthropic_keep_text_calls_and_results(qwen3: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_rows_of_anthropic_keep_text_calls_and_results(qwen3: PreTrainedTokenizerBase) -> None:
     call = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "20"}], "is_error": False}
     row = messages(
@@ -229,7 +231,9 @@ def test_sft_rows_of_anthropic_keep_text_calls_and_results(qwen3: PreTrainedToke
         row_examples(qwen3, [late])
 
 
-def test_sft_rows_whose_template_writes_one_call_of_several_are_refused(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_rows_whose_template_writes_one_call_of_several_are_refused(
+    plain: PreTrainedTokenizerBase,
+) -> None:
     tokenizer = published_tokenizer.__wrapped__(Path(plain.name_or_path), "qwen3")
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}"
@@ -244,7 +248,9 @@ def test_sft_rows_whose_template_writes_one_call_of_several_are_refused(plain: P
 
 
 @pytest.mark.parametrize("column", ["system", "system_prompt"])
-def test_sft_rows_with_a_system_column_begin_with_it(plain: PreTrainedTokenizerBase, column: str) -> None:
+def test_conversation_row_sft_rows_with_a_system_column_begin_with_it(
+    plain: PreTrainedTokenizerBase, column: str
+) -> None:
     told = {"role": "system", "content": "You are a pirate."}
     expected = whole(plain, messages(told, USER, ANSWER))
     for form in (
@@ -263,7 +269,7 @@ def test_sft_rows_with_a_system_column_begin_with_it(plain: PreTrainedTokenizerB
     assert whole(plain, pair, "pair")[0] == expected[0]
 
 
-def test_sft_rows_with_history_have_it_as_context(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_rows_with_history_have_it_as_context(plain: PreTrainedTokenizerBase) -> None:
     row = {"instruction": "r", "input": "", "output": "b", "history": [["q", "a"]], "system": "s"}
     expected = whole(plain, messages({"role": "system", "content": "s"}, USER, ANSWER, *AGAIN))
     assert whole(plain, row) == expected and learnt(plain, row) == [["b<|im_end|>"]]
@@ -273,7 +279,7 @@ def test_sft_rows_with_history_have_it_as_context(plain: PreTrainedTokenizerBase
         row_examples(plain, [{**row, "history": ["q"]}])
 
 
-def test_sft_rows_give_arguments_to_the_template(
+def test_conversation_row_sft_rows_give_arguments_to_the_template(
     qwen3: PreTrainedTokenizerBase, plain: PreTrainedTokenizerBase
 ) -> None:
     row = {"prompt": "q", "completion": "a", "chat_template_kwargs": {"enable_thinking": False}}
@@ -285,7 +291,7 @@ def test_sft_rows_give_arguments_to_the_template(
 
 
 @pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
-def test_rows_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, column: str) -> None:
+def test_conversation_row_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, column: str) -> None:
     row = messages(USER, ANSWER, **{column: ["a.png"]})
     with pytest.raises(DataError, match=rf"1 × unread column: '{column}'\n.*not consumed by this pipeline yet"):
         row_examples(plain, [row])
@@ -304,11 +310,13 @@ def test_rows_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, 
         [{**USER, "id": "1", "timestamp": 3.5}, ANSWER],
     ],
 )
-def test_sft_rows_may_have_messages_as_any_sequence_or_as_json(plain: PreTrainedTokenizerBase, column: Any) -> None:
+def test_conversation_row_sft_rows_may_have_messages_as_any_sequence_or_as_json(
+    plain: PreTrainedTokenizerBase, column: Any
+) -> None:
     assert whole(plain, {"messages": column}) == whole(plain, messages(USER, ANSWER))
 
 
-def test_sft_rows_with_messages_that_are_not_json_are_refused(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_rows_with_messages_that_are_not_json_are_refused(plain: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match=r"1 × not JSON\n.*column 'messages' is a text that is not JSON"):
         row_examples(plain, [{"messages": "[{'role': 'user'}]"}])
 
@@ -316,7 +324,7 @@ def test_sft_rows_with_messages_that_are_not_json_are_refused(plain: PreTrainedT
 HH = "\n\nHuman: hi there\n\nAssistant: Hello\n\nHuman: sum?\n\nAssistant: "
 
 
-def test_preference_rows_of_hh_rlhf_are_pairs_of_conversations(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_preference_rows_of_hh_rlhf_are_pairs_of_conversations(plain: PreTrainedTokenizerBase) -> None:
     row = {"chosen": f"{HH}4", "rejected": f"{HH}I refuse"}
     asked = [{"role": "user", "content": "hi there"}, {"role": "assistant", "content": "Hello"}]
     asked.append({"role": "user", "content": "sum?"})
@@ -329,7 +337,9 @@ def test_preference_rows_of_hh_rlhf_are_pairs_of_conversations(plain: PreTrained
     assert learnt(plain, row, completion_key="chosen") == [["Hello<|im_end|>", "4<|im_end|>"]]
 
 
-def test_preference_rows_whose_judged_answers_are_marked_are_refused(plain: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_preference_rows_whose_judged_answers_are_marked_are_refused(
+    plain: PreTrainedTokenizerBase,
+) -> None:
     """A loss of pairs takes whole answers: neither the only one nor one of several can be left out."""
     row = {"prompt": "q", "chosen": [{**ANSWER, "train": False}], "rejected": [AGAIN[1]]}
     with pytest.raises(DataError, match="nothing to learn"):
@@ -342,7 +352,7 @@ def test_preference_rows_whose_judged_answers_are_marked_are_refused(plain: PreT
     assert learnt(plain, pair, "pair") == [["b<|im_end|>"], ["c<|im_end|>"]]
 
 
-def test_preference_rows_of_llama_factory_have_their_prompt_among_the_conversations(
+def test_conversation_row_preference_rows_of_llama_factory_have_their_prompt_among_the_conversations(
     plain: PreTrainedTokenizerBase,
 ) -> None:
     row = {
@@ -355,7 +365,9 @@ def test_preference_rows_of_llama_factory_have_their_prompt_among_the_conversati
     assert whole(plain, row, "pair") == whole(plain, alpaca, "pair")
 
 
-def test_arrow_tables_fill_in_no_arguments_of_calls(qwen3: PreTrainedTokenizerBase, tmp_path: Path) -> None:
+def test_conversation_row_arrow_tables_fill_in_no_arguments_of_calls(
+    qwen3: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -377,7 +389,7 @@ def test_arrow_tables_fill_in_no_arguments_of_calls(qwen3: PreTrainedTokenizerBa
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_sft_answers_that_are_messages_as_json_are_read_however_they_are_laid_out(
+def test_conversation_row_sft_answers_that_are_messages_as_json_are_read_however_they_are_laid_out(
     qwen3: PreTrainedTokenizerBase, indent: int | None
 ) -> None:
     row = {"prompt": [USER], "completion": json.dumps([ANSWER], indent=indent)}
@@ -385,11 +397,13 @@ def test_sft_answers_that_are_messages_as_json_are_read_however_they_are_laid_ou
 
 
 @pytest.mark.parametrize("text", ['[{"city": "Paris"}]', '[ {"role": "admin"}, 3 ]', "[{"])
-def test_sft_answers_that_are_other_json_are_learnt_as_text(qwen3: PreTrainedTokenizerBase, text: str) -> None:
+def test_conversation_row_sft_answers_that_are_other_json_are_learnt_as_text(
+    qwen3: PreTrainedTokenizerBase, text: str
+) -> None:
     assert learnt(qwen3, {"prompt": "q", "completion": text})[0][0].endswith(f"{text}<|im_end|>")
 
 
-def test_sft_columns_that_repeat_the_messages_are_left_unread(qwen3: PreTrainedTokenizerBase) -> None:
+def test_conversation_row_sft_columns_that_repeat_the_messages_are_left_unread(qwen3: PreTrainedTokenizerBase) -> None:
     again = {"conversations": [{"from": "human", "value": " q"}, {"from": "gpt", "value": "a"}], "prompt": "q"}
     assert whole(qwen3, messages(USER, ANSWER, **again)) == whole(qwen3, messages(USER, ANSWER))
 
@@ -404,14 +418,16 @@ def test_sft_columns_that_repeat_the_messages_are_left_unread(qwen3: PreTrainedT
         [{**ANSWER, "content": "q"}],
     ],
 )
-def test_sft_columns_that_say_more_than_the_messages_are_refused(qwen3: PreTrainedTokenizerBase, other: Any) -> None:
+def test_conversation_row_sft_columns_that_say_more_than_the_messages_are_refused(
+    qwen3: PreTrainedTokenizerBase, other: Any
+) -> None:
     for form in (other, json.dumps(other)):
         with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unread column: 'conversations'"):
             row_examples(qwen3, [messages(USER, ANSWER, conversations=form)])
 
 
 @pytest.mark.parametrize("name", ["system", "message", "name", "loop", "x"])
-def test_sft_template_arguments_that_are_no_variables_of_the_template_are_refused(
+def test_conversation_row_sft_template_arguments_that_are_no_variables_of_the_template_are_refused(
     qwen3: PreTrainedTokenizerBase, name: str
 ) -> None:
     """The template's text has these words, but the values would change nothing."""
@@ -419,7 +435,7 @@ def test_sft_template_arguments_that_are_no_variables_of_the_template_are_refuse
         row_examples(qwen3, [messages(USER, ANSWER, chat_template_kwargs={name: "y"})])
 
 
-def test_sft_fields_are_compared_in_a_time_that_does_not_grow_with_the_square_of_the_messages(
+def test_conversation_row_sft_fields_are_compared_in_a_time_that_does_not_grow_with_the_square_of_the_messages(
     qwen3: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message is rendered after the latest question; a few are after all that came before."""
@@ -437,7 +453,7 @@ def test_sft_fields_are_compared_in_a_time_that_does_not_grow_with_the_square_of
     assert sum(rendered) <= 10 * len(turns)
 
 
-def test_sft_messages_of_many_calls_take_linear_time() -> None:
+def test_conversation_row_sft_messages_of_many_calls_take_linear_time() -> None:
     """Of the calls whose arguments Python writes otherwise than JSON does, a few are looked for in the text."""
     looked: list[str] = []
 

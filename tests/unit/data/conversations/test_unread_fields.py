@@ -85,7 +85,7 @@ quick = settings(
 @pytest.mark.parametrize("form", FORMS)
 @quick
 @given(name=names, value=values)
-def test_sft_rows_ignore_no_field_silently(
+def test_conversation_unread_field_sft_rows_ignore_no_field_silently(
     tokenizer: PreTrainedTokenizerBase, form: str, name: str, value: Any
 ) -> None:
     """A field changes what is learnt, or is refused, or is one of the documented list."""
@@ -120,7 +120,7 @@ def test_sft_rows_ignore_no_field_silently(
 @pytest.mark.parametrize("form", PROMPTS)
 @quick
 @given(name=names, value=values)
-def test_rlvr_rows_ignore_no_field_of_a_message_silently(
+def test_conversation_unread_field_rlvr_rows_ignore_no_field_of_a_message_silently(
     tokenizer: PreTrainedTokenizerBase, form: str, name: str, value: Any
 ) -> None:
     if name in ("role", "content", "text") or name in IGNORED:
@@ -136,7 +136,7 @@ def test_rlvr_rows_ignore_no_field_of_a_message_silently(
 
 @quick
 @given(name=names, value=values)
-def test_rlvr_rows_give_every_other_column_to_rewards(
+def test_conversation_unread_field_rlvr_rows_give_every_other_column_to_rewards(
     tokenizer: PreTrainedTokenizerBase, name: str, value: Any
 ) -> None:
     if name in ("prompt", "answer"):
@@ -162,7 +162,7 @@ def test_rlvr_rows_give_every_other_column_to_rewards(
         ({"messages": [USER, message(tool_calls=[{**CALL, "score": 1}])]}, "unread field of a tool's call: 'score'"),
     ],
 )
-def test_unread_fields_are_named_and_counted(
+def test_conversation_unread_field_are_named_and_counted(
     tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], what: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -172,7 +172,9 @@ def test_unread_fields_are_named_and_counted(
     assert "name it in `ignored_fields`" in said
 
 
-def test_unread_fields_that_the_configuration_names_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_conversation_unread_field_that_the_configuration_names_are_left_out(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     parts = [{"type": "text", "text": "a", "tone": "low"}, {"type": "image", "url": "x.png"}]
     row = {"messages": [{**USER, "emotion": "sad"}, message(parts)], "mood": "sad"}
     assert whole(tokenizer, row, ignored_fields=["tone", "image", "emotion", "mood"]) == whole(
@@ -180,7 +182,9 @@ def test_unread_fields_that_the_configuration_names_are_left_out(tokenizer: PreT
     )
 
 
-def test_columns_that_repeat_what_was_read_are_read(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_conversation_unread_field_columns_that_repeat_what_was_read_are_read(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     row = {"messages": [USER, message()], "prompt": "q", "prompt_id": "x", "text": "User: q Assistant: a"}
     assert whole(tokenizer, row) == whole(tokenizer, {"messages": [USER, message()]})
     pair = {"prompt": "q", "chosen": [USER, message()], "rejected": [USER, message("b")], "messages": [USER, message()]}
@@ -212,13 +216,15 @@ MORE = [
 
 
 @pytest.mark.parametrize("text", RENDERED)
-def test_columns_with_a_text_of_the_messages_are_read(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+def test_conversation_unread_field_columns_with_a_text_of_the_messages_are_read(
+    tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
     plain = {"messages": [USER, message()]}
     assert whole(tokenizer, {**plain, "text": text}) == whole(tokenizer, plain)
 
 
 @pytest.mark.parametrize("text", MORE)
-def test_columns_with_a_text_that_says_more_than_the_messages_are_refused(
+def test_conversation_unread_field_columns_with_a_text_that_says_more_than_the_messages_are_refused(
     tokenizer: PreTrainedTokenizerBase, text: str
 ) -> None:
     row = {"messages": [USER, message()], "text": text}
@@ -243,7 +249,9 @@ SETTING = "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}<|i
         ("{%- set thinking -%}{%- endset -%}", False),
     ],
 )
-def test_arguments_that_a_template_sets_itself_are_refused(tiny_model: Path, first: str, is_read: bool) -> None:
+def test_conversation_unread_field_arguments_that_a_template_sets_itself_are_refused(
+    tiny_model: Path, first: str, is_read: bool
+) -> None:
     """What a template sets before it reads it is its own variable: a row's value would change nothing."""
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = first + SETTING
@@ -259,7 +267,7 @@ def test_arguments_that_a_template_sets_itself_are_refused(tiny_model: Path, fir
                 read()
 
 
-def test_columns_with_a_text_of_messages_and_calls_are_read(tiny_model: Path) -> None:
+def test_conversation_unread_field_columns_with_a_text_of_messages_and_calls_are_read(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}{% for c in m.tool_calls or [] %}"
@@ -274,14 +282,16 @@ def test_columns_with_a_text_of_messages_and_calls_are_read(tiny_model: Path) ->
         row_examples(tokenizer, [{"messages": chat, "text": text.replace("17", "18")}])
 
 
-def test_columns_with_a_long_text_are_compared_in_linear_time(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_conversation_unread_field_columns_with_a_long_text_are_compared_in_linear_time(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     """Ten thousand copies of an answer that may each be the one that was read."""
     row = {"messages": [USER, message()], "text": "User: q x " + "a" * 10_000}
     with pytest.raises(DataError, match="unread column: 'text'"):
         row_examples(tokenizer, [row])
 
 
-def test_the_documented_fields_are_those_that_may_be_left_unread() -> None:
+def test_conversation_unread_field_the_documented_fields_are_those_that_may_be_left_unread() -> None:
     page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Fields that may be left unread")
     tables = section.split("\n## ")[0]
@@ -294,7 +304,9 @@ def test_the_documented_fields_are_those_that_may_be_left_unread() -> None:
         assert {name.strip("` ") for name in line.split("|")[2].split(",")} == names
 
 
-def test_unread_fields_that_misspell_a_system_prompt_are_told_its_name(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_conversation_unread_field_that_misspell_a_system_prompt_are_told_its_name(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     row = {"messages": [USER, message()], "sytem_prompt": "Be brief."}
     with pytest.raises(
         DataError, match=r"the column 'sytem_prompt' would not be read.* Did you mean 'system_prompt'\?"

@@ -165,7 +165,7 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "row", "reason", "words"), BAD)
-def test_a_bad_row_is_named_with_its_line_and_what_is_wrong(
+def test_examples_bad_row_a_bad_row_is_named_with_its_line_and_what_is_wrong(
     world: World, kind: ExampleKind, row: dict[str, Any], reason: str, words: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -179,7 +179,7 @@ def test_a_bad_row_is_named_with_its_line_and_what_is_wrong(
     assert kept.train.num_items == 1 and kept.report.bad["file"].counts == {reason: 1}
 
 
-def test_a_few_of_each_reason_are_shown(world: World) -> None:
+def test_examples_bad_row_a_few_of_each_reason_are_shown(world: World) -> None:
     empty, other = messages(user("a"), assistant("")), {"x": 1}
     with pytest.raises(DataError) as caught:
         world.examples([GOOD["supervised"], *[empty] * 5, other], "supervised")
@@ -188,7 +188,7 @@ def test_a_few_of_each_reason_are_shown(world: World) -> None:
     assert said.count("is empty: fill it in") == 3 and "\n  1 × missing column\n" in said
 
 
-def test_what_is_left_out_is_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_bad_row_what_is_left_out_is_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         world.examples([GOOD["supervised"], {"x": 1}], "supervised", on_bad_row="skip")
     (record,) = caplog.records
@@ -196,7 +196,7 @@ def test_what_is_left_out_is_said(world: World, caplog: pytest.LogCaptureFixture
     assert record.getMessage().endswith("They are left out.")
 
 
-def test_a_source_of_bad_rows_alone_leaves_nothing(world: World) -> None:
+def test_examples_bad_row_a_source_of_bad_rows_alone_leaves_nothing(world: World) -> None:
     with pytest.raises(DataError, match="leaves no example for training: all but 0 of its rows are left out"):
         world.examples([{"x": 1}], "supervised", on_bad_row="skip")
 
@@ -204,7 +204,7 @@ def test_a_source_of_bad_rows_alone_leaves_nothing(world: World) -> None:
 LONG = messages(user("1 + 1?"), assistant("two, " * 40))
 
 
-def test_an_example_longer_than_the_context_is_refused_cut_or_skipped(world: World) -> None:
+def test_examples_bad_row_an_example_longer_than_the_context_is_refused_cut_or_skipped(world: World) -> None:
     rows = [GOOD["supervised"], LONG]
     with pytest.raises(DataError, match=r"1 × too long\n.*line 2: it has 2\d\d tokens, but the context takes 100"):
         world.examples(rows, "supervised", 100)
@@ -217,18 +217,18 @@ def test_an_example_longer_than_the_context_is_refused_cut_or_skipped(world: Wor
     assert sample.loss_mask[-1] and int(sample.token_ids[-1]) != world.tokenizer.eos_token_id
 
 
-def test_a_prompt_that_fills_the_context_cannot_be_cut(world: World) -> None:
+def test_examples_bad_row_a_prompt_that_fills_the_context_cannot_be_cut(world: World) -> None:
     with pytest.raises(DataError, match="what is asked fills it: nothing is left to learn"):
         world.examples([messages(user("long " * 40), assistant("a"))], "supervised", 100, too_long="cut")
 
 
-def test_sides_that_differ_only_beyond_the_cut_are_equal(world: World) -> None:
+def test_examples_bad_row_sides_that_differ_only_beyond_the_cut_are_equal(world: World) -> None:
     row = {"prompt": "a", "chosen": "b" * 200 + "c", "rejected": "b" * 200 + "d"}
     with pytest.raises(DataError, match=r"1 × equal sides\n.*both answers are the same tokens"):
         world.examples([row], "pair", 100, too_long="cut")
 
 
-def test_what_only_the_template_refuses_is_a_bad_row_as_well(world: World) -> None:
+def test_examples_bad_row_what_only_the_template_refuses_is_a_bad_row_as_well(world: World) -> None:
     template = TEMPLATES["gemma"]
     world.tokenizer.add_special_tokens({"additional_special_tokens": list(template.special)})
     world.tokenizer.chat_template = template.text
@@ -238,7 +238,9 @@ def test_what_only_the_template_refuses_is_a_bad_row_as_well(world: World) -> No
     assert world.examples(rows, "supervised", on_bad_row="skip").train.num_items == 1
 
 
-def test_answers_that_the_template_changes_later_are_said(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_examples_bad_row_answers_that_the_template_changes_later_are_said(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.tokenizer.chat_template = TEMPLATES["qwen-3"].text
     chat = messages(user("a"), assistant("b"), user("c"), assistant("d"))
     with caplog.at_level(logging.WARNING):
@@ -247,7 +249,7 @@ def test_answers_that_the_template_changes_later_are_said(world: World, caplog: 
     assert "1 conversations have answers that the model's chat template changes" in caplog.text
 
 
-def test_of_many_rows_what_cannot_be_rendered_is_found_when_it_is_drawn(
+def test_examples_bad_row_of_many_rows_what_cannot_be_rendered_is_found_when_it_is_drawn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "EAGER_CHECK", 3)
@@ -263,7 +265,9 @@ def test_of_many_rows_what_cannot_be_rendered_is_found_when_it_is_drawn(
         [strict.samples(draw) for draw in strict.train.draw(4)]
 
 
-def test_held_out_examples_that_are_all_left_out_are_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_bad_row_held_out_examples_that_are_all_left_out_are_said(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(building, "EAGER_CHECK", 1)
     monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 1)
     held_out = world.path.with_name("held_out.jsonl")
@@ -274,7 +278,9 @@ def test_held_out_examples_that_are_all_left_out_are_said(world: World, monkeypa
         held_out_batch(config, examples)
 
 
-def test_some_weights_but_not_all_are_refused(world: World, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_bad_row_some_weights_but_not_all_are_refused(
+    world: World, tokenizer: PreTrainedTokenizerBase
+) -> None:
     world.examples([GOOD["supervised"]], "supervised")
     one = FileExamples(source="file", path=str(world.path), domain="a", held_out=0, weight=2.0)
     two = FileExamples(source="file", path=str(world.path), domain="b", held_out=0)
@@ -282,7 +288,7 @@ def test_some_weights_but_not_all_are_refused(world: World, tokenizer: PreTraine
         build_examples([one, two], "supervised", tokenizer, 0)
 
 
-def test_lines_that_are_no_rows_are_counted_and_left_out_like_others(world: World) -> None:
+def test_examples_bad_row_lines_that_are_no_rows_are_counted_and_left_out_like_others(world: World) -> None:
     good = [json.dumps({"prompt": f"{n}?", "completion": "2"}) for n in range(3)]
     lines = [good[0], '{"prompt": "a", ', good[1], "[1, 2]", "\udcff", good[2]]
     config = {"source": "file", "path": str(world.path), "held_out": 0}
@@ -299,7 +305,7 @@ def test_lines_that_are_no_rows_are_counted_and_left_out_like_others(world: Worl
     assert sorted(draw.example.conversations[0].messages[0].text for draw in draws) == ["0?", "1?", "2?"]
 
 
-def test_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_bad_row_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "LONG", 1000)
     monkeypatch.setattr(turns, "_encoded", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
     rows = [{"prompt": "p", "completion": "x" * 5000}]
@@ -309,11 +315,11 @@ def test_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.Monk
         world.examples(rows, "supervised", 64, too_long="skip")
 
 
-def test_an_answer_that_is_null_is_said_to_be(world: World) -> None:
+def test_examples_bad_row_an_answer_that_is_null_is_said_to_be(world: World) -> None:
     with pytest.raises(DataError, match=r"1 × empty answer\n.*column 'completion' is null: fill it in"):
         world.examples([{"prompt": "p", "completion": None}], "supervised")
 
 
-def test_pairs_where_answers_are_imitated_are_said_to_be(world: World) -> None:
+def test_examples_bad_row_pairs_where_answers_are_imitated_are_said_to_be(world: World) -> None:
     with pytest.raises(DataError, match="two answers to compare: take pipeline `preference` or `reward_model`"):
         world.examples([GOOD["pair"]], "supervised")

@@ -90,11 +90,11 @@ def world(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> World:
         {"conversations": [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]},
     ],
 )
-def test_a_conversation_is_read_in_every_form_that_people_have(world: World, row: Any) -> None:
+def test_examples_a_conversation_is_read_in_every_form_that_people_have(world: World, row: Any) -> None:
     assert world.texts(row) == [(CHAT, "2<|im_end|>")]
 
 
-def test_every_answer_of_a_conversation_is_learnt(world: World) -> None:
+def test_examples_every_answer_of_a_conversation_is_learnt(world: World) -> None:
     assert world.texts({"messages": [USER, ANSWER, USER, ANSWER]}) == [(CHAT, "2<|im_end|>2<|im_end|>")]
 
 
@@ -106,7 +106,7 @@ def test_every_answer_of_a_conversation_is_learnt(world: World) -> None:
         {"chosen": [USER, ANSWER], "rejected": [USER, {**ANSWER, "content": "3"}]},
     ],
 )
-def test_a_pair_shares_its_prompt(world: World, row: Any) -> None:
+def test_examples_a_pair_shares_its_prompt(world: World, row: Any) -> None:
     assert world.texts(row, "pair") == [(CHAT, "2<|im_end|>"), (CHAT, "3<|im_end|>")]
     examples = world.examples([{**row, "margin": 0.5}], "pair")
     better, worse = first_samples(examples)
@@ -116,7 +116,7 @@ def test_a_pair_shares_its_prompt(world: World, row: Any) -> None:
     assert {better.sample_id, worse.sample_id} == {"0.0", "0.1"}
 
 
-def test_bad_rows_are_counted_and_named_before_training(world: World) -> None:
+def test_examples_bad_rows_are_counted_and_named_before_training(world: World) -> None:
     good = {"messages": [USER, ANSWER]}
     empty = {"messages": [USER, {**ANSWER, "content": " "}]}
     said = world.refusal([good, empty, {"question": "x"}, *[empty] * 4])
@@ -127,7 +127,7 @@ def test_bad_rows_are_counted_and_named_before_training(world: World) -> None:
     assert examples.train.num_items == 1 and examples.report.bad["file"].counts == {"empty answer": 1}
 
 
-def test_sums_are_the_same_as_the_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_sums_are_the_same_as_the_prompts(tokenizer: PreTrainedTokenizerBase) -> None:
     examples = build_examples([ArithmeticExamples(source="arithmetic")], "supervised", tokenizer, 0)
     assert (examples.train.num_items, len(examples.held_out)) == (57, 24)
     (sample,) = first_samples(examples)
@@ -136,29 +136,29 @@ def test_sums_are_the_same_as_the_prompts(tokenizer: PreTrainedTokenizerBase) ->
     assert examples.report.num_tokens == pytest.approx(2.4, abs=0.2)  # tokens are letters: some answers have two digits
 
 
-def test_a_text_is_learnt_as_a_whole_with_its_end(world: World) -> None:
+def test_examples_a_text_is_learnt_as_a_whole_with_its_end(world: World) -> None:
     assert world.texts({"text": "Once upon"}) == [("O", f"nce upon{world.tokenizer.eos_token}")]
 
 
-def test_a_text_may_be_a_chat_that_is_written_out_already(world: World) -> None:
+def test_examples_a_text_may_be_a_chat_that_is_written_out_already(world: World) -> None:
     examples = world.examples([{"text": f"{CHAT}2<|im_end|>"}])
     (sample,) = first_samples(examples)
     assert sample.token_ids[0] == world.tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert sample.token_ids.tolist().count(world.tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2  # no third one
 
 
-def test_an_input_comes_below_its_instruction(world: World) -> None:
+def test_examples_an_input_comes_below_its_instruction(world: World) -> None:
     ((asked, learnt),) = world.texts({"instruction": "Add", "input": "1 and 1", "output": "2"})
     assert asked == CHAT.replace("1 + 1?", "Add\n\n1 and 1") and learnt == "2<|im_end|>"
 
 
-def test_columns_may_have_other_names_and_a_form_may_be_turned_off(world: World) -> None:
+def test_examples_columns_may_have_other_names_and_a_form_may_be_turned_off(world: World) -> None:
     row = {"messages": [USER, {**ANSWER, "content": "no"}], "q": "1 + 1?", "a": "2"}
     assert world.texts(row, messages_key=None, prompt_key="q", completion_key="a") == [(CHAT, "2<|im_end|>")]
     assert world.texts({"dialogue": [USER, ANSWER]}, messages_key="dialogue") == [(CHAT, "2<|im_end|>")]
 
 
-def test_prompts_are_dressed_as_prompt_sources_are(world: World) -> None:
+def test_examples_prompts_are_dressed_as_prompt_sources_are(world: World) -> None:
     settings = {"system_prompt": "Brief.", "prompt_template": "Q: {prompt}"}
     system = "<|im_start|>system\nBrief.<|im_end|>\n"
     ((asked, _),) = world.texts({"prompt": "1 + 1?", "completion": "2"}, **settings)
@@ -170,7 +170,7 @@ def test_prompts_are_dressed_as_prompt_sources_are(world: World) -> None:
     assert "put around one message" in world.refusal([{"messages": [USER, ANSWER, USER, ANSWER]}], **settings)
 
 
-def test_content_in_parts_is_joined(world: World) -> None:
+def test_examples_content_in_parts_is_joined(world: World) -> None:
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
     assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
@@ -179,19 +179,19 @@ def test_content_in_parts_is_joined(world: World) -> None:
     )
 
 
-def test_answers_without_a_prompts_column_are_texts_that_differ_at_their_end(world: World) -> None:
+def test_examples_answers_without_a_prompts_column_are_texts_that_differ_at_their_end(world: World) -> None:
     row = {"chosen": "\n\nHuman: 1 + 1?\n\nAssistant: 2", "rejected": "\n\nHuman: 1 + 1?\n\nAssistant: 30"}
     end, common = world.tokenizer.eos_token, "\n\nHuman: 1 + 1?\n\nAssistant: "
     assert world.texts(row, "pair", prompt_key=None) == [(common, f"2{end}"), (common, f"30{end}")]
 
 
-def test_a_whole_conversation_on_each_side_needs_no_prompt_and_ignores_one(world: World) -> None:
+def test_examples_a_whole_conversation_on_each_side_needs_no_prompt_and_ignores_one(world: World) -> None:
     other = {**ANSWER, "content": "3"}
     row = {"prompt": "1 + 1?", "chosen": [USER, ANSWER], "rejected": [USER, other], "messages": [USER, ANSWER]}
     assert world.texts(row, "pair") == [(CHAT, "2<|im_end|>"), (CHAT, "3<|im_end|>")]
 
 
-def test_answers_that_begin_alike_share_their_prompt_alone(world: World) -> None:
+def test_examples_answers_that_begin_alike_share_their_prompt_alone(world: World) -> None:
     examples = world.examples([{"prompt": "1 + 1?", "chosen": "It is 2", "rejected": "It is 3"}], "pair")
     better, worse = first_samples(examples)
     assert world.tokenizer.decode(better.token_ids[: better.prefix_length]) == CHAT
@@ -199,20 +199,20 @@ def test_answers_that_begin_alike_share_their_prompt_alone(world: World) -> None
 
 
 @pytest.mark.parametrize("label", [True, 1, 1.0])
-def test_a_labelled_answer_says_whether_it_is_wanted(world: World, label: Any) -> None:
+def test_examples_a_labelled_answer_says_whether_it_is_wanted(world: World, label: Any) -> None:
     (wanted,) = first_samples(world.examples([{"prompt": "1 + 1?", "completion": "2", "label": label}], "labelled"))
     (unwanted,) = first_samples(world.examples([{"prompt": "1 + 1?", "completion": "2", "label": 0}], "labelled"))
     assert (wanted.preferred, unwanted.preferred, wanted.target) == (True, False, None)
 
 
-def test_of_a_whole_conversation_the_last_answer_is_judged(world: World) -> None:
+def test_examples_of_a_whole_conversation_the_last_answer_is_judged(world: World) -> None:
     row = {"messages": [USER, ANSWER, USER, ANSWER], "label": True}
     ((asked, learnt),) = world.texts(row, "labelled")
     assert asked == f"{CHAT}2<|im_end|>\n{CHAT}" and learnt == "2<|im_end|>"
 
 
 @pytest.mark.parametrize("kind", ["pair", "scored"])
-def test_a_score_is_read_after_the_last_token(world: World, kind: ExampleKind) -> None:
+def test_examples_a_score_is_read_after_the_last_token(world: World, kind: ExampleKind) -> None:
     answers = {"chosen": "2", "rejected": "3", "margin": None} if kind == "pair" else {"completion": "2", "score": 2}
     row = {"prompt": "1 + 1?", **answers}
     scored = first_samples(world.examples([row], kind, score_at_end=True))
@@ -225,7 +225,7 @@ def test_a_score_is_read_after_the_last_token(world: World, kind: ExampleKind) -
         assert sample.target == (2.0 if kind == "scored" else None)
 
 
-def test_the_token_at_the_end_fits_into_the_context(world: World) -> None:
+def test_examples_the_token_at_the_end_fits_into_the_context(world: World) -> None:
     row = {"prompt": "1 + 1?", "completion": "2", "score": 2}
     (sample,) = first_samples(world.examples([row], "scored", score_at_end=True))
     world.examples([row], "scored", score_at_end=True, max_tokens=len(sample))
@@ -233,12 +233,12 @@ def test_the_token_at_the_end_fits_into_the_context(world: World) -> None:
     assert f"it has {len(sample) - 1} tokens, but the context takes {len(sample) - 2}" in refusal
 
 
-def test_further_columns_are_metadata(world: World) -> None:
+def test_examples_further_columns_are_metadata(world: World) -> None:
     examples = world.examples([{"prompt": "1 + 1?", "completion": "2", "topic": "sums"}])
     assert examples.train.draw(1)[0].example.metadata == {"topic": "sums"}
 
 
-def test_the_same_question_is_never_on_both_sides(world: World) -> None:
+def test_examples_the_same_question_is_never_on_both_sides(world: World) -> None:
     rows = [{"prompt": f"{i % 50}?", "completion": str(i)} for i in range(200)]
     examples = world.examples(rows, held_out=0.3)
     held_out = {e.conversations[0].messages[0].text for e in (d.example for d in examples.evaluation(200))}
@@ -246,7 +246,7 @@ def test_the_same_question_is_never_on_both_sides(world: World) -> None:
     assert held_out and trained and not held_out & trained and len(held_out | trained) == 50
 
 
-def test_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
+def test_examples_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
     """So pairs that answer the same are on the same side of what is held out."""
     config = FileExamples(source="file", path="rows.jsonl", prompt_key=None)
     reader = ExampleReader(config, "d", "pair", lambda text: None, BadRows())
@@ -255,7 +255,7 @@ def test_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
     assert [list(reader.asked(item)) for item in items] == [["1 + 1? "], ["1 + 1? "]]
 
 
-def test_parquet_and_datasets_and_objects_give_the_same(
+def test_examples_parquet_and_datasets_and_objects_give_the_same(
     world: World, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     import datasets
@@ -278,14 +278,14 @@ def test_parquet_and_datasets_and_objects_give_the_same(
     assert found[0] == found[1] == found[2] == found[3] == sorted([f"{CHAT}2<|im_end|>\n", "Once<|im_end|>"])
 
 
-def test_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
+def test_examples_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", [{"prompt": "2 + 2?", "completion": "4"}])
     examples = world.examples([{"prompt": "1 + 1?", "completion": "2"}], held_out=0.5, held_out_path=other)
     assert [d.uid for d in examples.evaluation(9)] == ["file/held_out/1"] and examples.train.num_items == 1
 
 
 @pytest.mark.parametrize(("weights", "shares"), [((3, 1), (6, 2)), ((None, None), (2, 6))])
-def test_sources_are_mixed_by_their_weights_and_else_by_their_sizes(
+def test_examples_sources_are_mixed_by_their_weights_and_else_by_their_sizes(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, weights: tuple[Any, Any], shares: tuple[int, int]
 ) -> None:
     entries: list[ExampleDataConfig] = []
@@ -301,7 +301,7 @@ def test_sources_are_mixed_by_their_weights_and_else_by_their_sizes(
     assert len(set(measured)) == 4
 
 
-def test_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTokenizerBase) -> None:
     config = ArithmeticExamples(source="arithmetic", answer_template="{sum} = {answer}")
     source = build_examples([config], "supervised", tokenizer, 0)
     for draw in source.train.draw(5):
@@ -313,12 +313,12 @@ def test_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTokenizerBa
         ArithmeticExamples(source="arithmetic", answer_template="{sum}")
 
 
-def test_sums_are_no_pairs(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_sums_are_no_pairs(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match="'arithmetic' has one answer to each sum, which this pipeline cannot learn"):
         build_examples([ArithmeticExamples(source="arithmetic")], "pair", tokenizer, 0)
 
 
-def test_every_row_of_the_documentation_is_read(world: World) -> None:
+def test_examples_every_row_of_the_documentation_is_read(world: World) -> None:
     page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text()
     rows = [json.loads(row) for row in re.findall(r"`(\{\".*?\})`(?= \||\s\()", page)]
     kinds: dict[str, ExampleKind] = {"chosen": "pair", "label": "labelled", "score": "scored"}

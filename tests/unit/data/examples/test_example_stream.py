@@ -37,7 +37,9 @@ sizes = st.lists(st.integers(1, 30), min_size=1, max_size=5)
 
 @given(sizes=sizes, seed=st.integers(0, 3), epochs=st.integers(1, 3))
 @settings(deadline=None, max_examples=60)
-def test_without_weights_every_example_comes_once_in_every_epoch(sizes: list[int], seed: int, epochs: int) -> None:
+def test_examples_stream_without_weights_every_example_comes_once_in_every_epoch(
+    sizes: list[int], seed: int, epochs: int
+) -> None:
     stream = stream_of(sizes, seed=seed)
     for _ in range(epochs):
         assert set(Counter(draw.uid for draw in stream.draw(sum(sizes))).values()) == {1}
@@ -46,7 +48,7 @@ def test_without_weights_every_example_comes_once_in_every_epoch(sizes: list[int
 
 @given(sizes=sizes, data=st.data())
 @settings(deadline=None, max_examples=60)
-def test_with_weights_each_sources_examples_come_once_before_any_comes_again(
+def test_examples_stream_with_weights_each_sources_examples_come_once_before_any_comes_again(
     sizes: list[int], data: st.DataObject
 ) -> None:
     weights = [data.draw(st.floats(0.1, 10)) for _ in sizes]
@@ -63,7 +65,7 @@ def test_with_weights_each_sources_examples_come_once_before_any_comes_again(
 
 @given(sizes=sizes, parts=st.lists(st.integers(0, 9), max_size=6), cut=st.integers(0, 6))
 @settings(deadline=None, max_examples=60)
-def test_draws_depend_on_nothing_but_their_number(sizes: list[int], parts: list[int], cut: int) -> None:
+def test_examples_stream_draws_depend_on_nothing_but_their_number(sizes: list[int], parts: list[int], cut: int) -> None:
     whole = stream_of(sizes).draw(sum(parts))
     stream, drawn = stream_of(sizes), []
     for index, part in enumerate(parts):
@@ -76,7 +78,7 @@ def test_draws_depend_on_nothing_but_their_number(sizes: list[int], parts: list[
     assert [stream.again(draw.draw_id, draw.example.domain, draw.position) for draw in drawn] == whole
 
 
-def test_other_examples_are_refused_by_name() -> None:
+def test_examples_stream_other_examples_are_refused_by_name() -> None:
     state = stream_of([3]).state()
     with pytest.raises(CheckpointError, match="num_examples of source 'd0' was 3 and is 4"):
         stream_of([4]).restore(state)
@@ -87,7 +89,7 @@ def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
     return load_tokenizer(str(tiny_model))
 
 
-def test_the_content_of_rows_decides_whether_a_run_can_go_on(
+def test_examples_stream_the_content_of_rows_decides_whether_a_run_can_go_on(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     path = tmp_path / "rows.jsonl"
@@ -103,7 +105,7 @@ def test_the_content_of_rows_decides_whether_a_run_can_go_on(
         stream(["a", "b", "d"]).restore(state)
 
 
-def test_memory_holds_a_few_bytes_of_every_row(
+def test_examples_stream_memory_holds_a_few_bytes_of_every_row(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of 4 KiB: what reading four times as many costs is far below what they hold."""

@@ -58,7 +58,7 @@ def learnt(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 @pytest.mark.parametrize("name", ["llama-3", "qwen-3", "mistral", "marked"])
-def test_template_code_in_a_message_is_text(tiny_model: Path, name: str) -> None:
+def test_examples_hostile_template_code_in_a_message_is_text(tiny_model: Path, name: str) -> None:
     template = TEMPLATES[name]
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.add_special_tokens({"additional_special_tokens": list(template.special)})
@@ -69,7 +69,9 @@ def test_template_code_in_a_message_is_text(tiny_model: Path, name: str) -> None
 
 @pytest.mark.parametrize("special", ["<|im_end|>", "<|im_start|>", "<|endoftext|>"])
 @pytest.mark.parametrize("place", range(2))
-def test_no_message_can_forge_a_turn(tokenizer: PreTrainedTokenizerBase, special: str, place: int) -> None:
+def test_examples_hostile_no_message_can_forge_a_turn(
+    tokenizer: PreTrainedTokenizerBase, special: str, place: int
+) -> None:
     row = chat(*(f"a{special}b" if place == i else "a" for i in range(2)))
     with pytest.raises(DataError, match="special token in a message"):
         examples_of([row], tokenizer)
@@ -77,7 +79,9 @@ def test_no_message_can_forge_a_turn(tokenizer: PreTrainedTokenizerBase, special
 
 @given(asked=st.text(min_size=1, max_size=60), answer=st.text(min_size=1, max_size=60))
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_is_learnt_as_it_is_or_refused(tokenizer: PreTrainedTokenizerBase, asked: str, answer: str) -> None:
+def test_examples_hostile_any_text_is_learnt_as_it_is_or_refused(
+    tokenizer: PreTrainedTokenizerBase, asked: str, answer: str
+) -> None:
     try:
         examples = examples_of([chat(asked, answer)], tokenizer)
     except DataError as error:
@@ -122,7 +126,7 @@ REASONS = (
 @settings(
     deadline=None, max_examples=400, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_row_is_an_example_or_a_named_mistake(
+def test_examples_hostile_any_row_is_an_example_or_a_named_mistake(
     tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], kind: Any, max_tokens: int, changes: dict[str, Any]
 ) -> None:
     entry = PythonExamples(**{"source": "python", "held_out": 0, **changes}).with_rows([row])
@@ -175,7 +179,7 @@ OBJECTS: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "row", "words"), OBJECTS)
-def test_objects_that_no_file_holds_are_named_mistakes(
+def test_examples_hostile_objects_that_no_file_holds_are_named_mistakes(
     tokenizer: PreTrainedTokenizerBase, kind: Any, row: Any, words: str
 ) -> None:
     with pytest.raises(DataError) as caught:
@@ -184,7 +188,9 @@ def test_objects_that_no_file_holds_are_named_mistakes(
 
 
 @pytest.mark.parametrize("nothing", [None, float("nan"), pd.NA, pd.NaT])
-def test_what_data_frames_write_for_nothing_is_nothing(tokenizer: PreTrainedTokenizerBase, nothing: Any) -> None:
+def test_examples_hostile_what_data_frames_write_for_nothing_is_nothing(
+    tokenizer: PreTrainedTokenizerBase, nothing: Any
+) -> None:
     answer = {**ANSWER, "tool_calls": nothing, "weight": nothing}
     row = {"messages": nothing, "prompt": np.array([USER]), "completion": [answer], "input": nothing}
     assert learnt(examples_of([row], tokenizer), tokenizer) == "b<|im_end|>"
@@ -201,7 +207,7 @@ def test_what_data_frames_write_for_nothing_is_nothing(tokenizer: PreTrainedToke
         pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]),
     ],
 )
-def test_columns_that_python_cannot_hold_are_named(
+def test_examples_hostile_columns_that_python_cannot_hold_are_named(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, column: Any
 ) -> None:
     path = tmp_path / "rows.parquet"
@@ -210,12 +216,12 @@ def test_columns_that_python_cannot_hold_are_named(
         build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
 
 
-def test_a_data_frame_is_told_what_to_be(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_hostile_a_data_frame_is_told_what_to_be(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(DataError, match="is a data frame: give its rows"):
         examples_of(pd.DataFrame({"text": ["a"]}), tokenizer)  # pyrefly: ignore[bad-argument-type]
 
 
-def test_texts_that_have_no_question_in_common_are_no_pair(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_hostile_texts_that_have_no_question_in_common_are_no_pair(tokenizer: PreTrainedTokenizerBase) -> None:
     entry = PythonExamples(source="python", held_out=0, prompt_key=None).with_rows([{"chosen": "a", "rejected": "b"}])
     with pytest.raises(DataError, match="1 × different prompts"):
         build_examples([entry], "pair", tokenizer, 0)
@@ -243,20 +249,20 @@ CHATML = (
         CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"),
     ],
 )
-def test_whatever_a_template_does_is_a_named_mistake(tiny_model: Path, template: Any) -> None:
+def test_examples_hostile_whatever_a_template_does_is_a_named_mistake(tiny_model: Path, template: Any) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = template or "{{ '' }}"
     with pytest.raises(DataError, match="1 × refused by the chat template"):
         examples_of([chat("a", "b")], tokenizer)
 
 
-def test_a_template_that_marks_what_is_asked_does_not_make_it_learnt(tiny_model: Path) -> None:
+def test_examples_hostile_a_template_that_marks_what_is_asked_does_not_make_it_learnt(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = "{% generation %}" + CHATML + "{% endgeneration %}"
     assert learnt(examples_of([chat("a", "b")], tokenizer), tokenizer) == "b<|im_end|>"
 
 
-def test_a_tokenizer_without_an_end_or_places_is_refused(tiny_model: Path) -> None:
+def test_examples_hostile_a_tokenizer_without_an_end_or_places_is_refused(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = tokenizer.eos_token = None
     with pytest.raises(DataError, match="has no token that ends a text"):
@@ -267,7 +273,9 @@ def test_a_tokenizer_without_an_end_or_places_is_refused(tiny_model: Path) -> No
         examples_of([chat("a", "b")], slow)
 
 
-def test_long_texts_and_many_turns_take_time_with_their_length(tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_hostile_long_texts_and_many_turns_take_time_with_their_length(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
     turn = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     rows: list[Any] = [
         chat("a", "b"),
@@ -287,7 +295,9 @@ def test_long_texts_and_many_turns_take_time_with_their_length(tokenizer: PreTra
     assert examples.report.bad["python"].counts == {"too long": 5, "too many messages": 2}
 
 
-def test_json_that_nests_without_end_is_a_named_mistake(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def test_examples_hostile_json_that_nests_without_end_is_a_named_mistake(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises(DataError, match="line 1: not JSON"):
@@ -299,7 +309,9 @@ def test_json_that_nests_without_end_is_a_named_mistake(tmp_path: Path, tokenize
 
 @given(texts=st.lists(st.text(alphabet="ab \n7é", min_size=1, max_size=8), min_size=2, max_size=8))
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_merging_tokens_never_move_a_border(merging: PreTrainedTokenizerBase, texts: list[str]) -> None:
+def test_examples_hostile_merging_tokens_never_move_a_border(
+    merging: PreTrainedTokenizerBase, texts: list[str]
+) -> None:
     """With a tokenizer whose tokens are many letters long."""
     tokenizer = merging
     renderer = ChatRenderer(tokenizer)

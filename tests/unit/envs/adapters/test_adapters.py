@@ -38,7 +38,9 @@ def unmoved(env: Any) -> None:
 
 
 @pytest.mark.parametrize("family", sorted(ADAPTERS))
-def test_a_missing_package_is_named_with_the_way_to_install_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_adapters_a_missing_package_is_named_with_the_way_to_install_it(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = {"gym": "gymnasium", "rg": "reasoning_gym"}.get(family, family)
     for loaded in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, loaded)
@@ -48,7 +50,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(family: str, monk
         make(f"{family}:anything")
 
 
-def test_environments_keep_their_random_numbers_to_themselves() -> None:
+def test_env_adapters_environments_keep_their_random_numbers_to_themselves() -> None:
     one, two = OwnRandomness(), OwnRandomness()
     one.seed(1)
     two.seed(1)
@@ -65,7 +67,7 @@ def test_environments_keep_their_random_numbers_to_themselves() -> None:
     assert imported("json", "json", "x").loads("1") == 1
 
 
-def test_reasoning_gym_asks_and_scores_by_the_task_itself() -> None:
+def test_env_adapters_reasoning_gym_asks_and_scores_by_the_task_itself() -> None:
     env = make("rg:leg_counting", size=20)
     for seed in range(20):
         env.reset(seed)
@@ -77,7 +79,7 @@ def test_reasoning_gym_asks_and_scores_by_the_task_itself() -> None:
         make("rg:leg_count")
 
 
-def test_gymnasium_draws_text_and_takes_names_and_numbers() -> None:
+def test_env_adapters_gymnasium_draws_text_and_takes_names_and_numbers() -> None:
     pytest.importorskip("gymnasium")
     env = make("gym:FrozenLake-v1", is_slippery=False)
     observation, info = env.reset(0)
@@ -104,7 +106,7 @@ def test_gymnasium_draws_text_and_takes_names_and_numbers() -> None:
         make("gym:FrozenLake-v1", slippery=True)
 
 
-def test_gems_environments_pass_through_with_their_own_random_numbers() -> None:
+def test_env_adapters_gems_environments_pass_through_with_their_own_random_numbers() -> None:
     gem = pytest.importorskip("gem")
     random.seed(3)
     expected = random.Random(3).random()
@@ -127,7 +129,7 @@ def first_move(seen: str) -> str:
     return "[0 1]"
 
 
-def test_textarenas_games_are_played_alone_or_against_a_function() -> None:
+def test_env_adapters_textarenas_games_are_played_alone_or_against_a_function() -> None:
     pytest.importorskip("textarena")
     env = make("textarena:GuessTheNumber-v0")
     observation, _ = env.reset(1)

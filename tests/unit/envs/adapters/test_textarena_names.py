@@ -35,7 +35,9 @@ def package(monkeypatch: pytest.MonkeyPatch) -> dict[str, Exception]:
     return errors
 
 
-def test_textarena_game_that_has_no_wrappers_is_made_by_its_own_name(package: dict[str, Exception]) -> None:
+def test_env_textarena_names_textarena_game_that_has_no_wrappers_is_made_by_its_own_name(
+    package: dict[str, Exception],
+) -> None:
     assert isinstance(make("BabyAiText-v0").env, Bare)
     assert isinstance(make("Nim-v0").env, Bare)
 
@@ -52,7 +54,7 @@ def test_textarena_game_that_has_no_wrappers_is_made_by_its_own_name(package: di
         (TypeError("x" * 999), "TypeError: x+…"),
     ],
 )
-def test_textarena_game_that_cannot_be_made_says_why(
+def test_env_textarena_names_textarena_game_that_cannot_be_made_says_why(
     package: dict[str, Exception], error: Exception, says: str
 ) -> None:
     package["Nim-v0-raw"] = error
@@ -61,7 +63,9 @@ def test_textarena_game_that_cannot_be_made_says_why(
     assert len(str(raised.value)) < 500
 
 
-def test_textarena_game_that_is_unknown_is_not_suggested_to_itself(package: dict[str, Exception]) -> None:
+def test_env_textarena_names_textarena_game_that_is_unknown_is_not_suggested_to_itself(
+    package: dict[str, Exception],
+) -> None:
     with pytest.raises(ConfigError) as raised:
         make("Odd-v0")
     assert "has no form 'Odd-v0-raw'" in str(raised.value) and "Did you mean" not in str(raised.value)
@@ -69,7 +73,9 @@ def test_textarena_game_that_is_unknown_is_not_suggested_to_itself(package: dict
         make("Nimm-v0")
 
 
-def test_verifiers_that_is_missing_is_named_with_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_textarena_names_verifiers_that_is_missing_is_named_with_what_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from roll.envs.adapters.verifiers import make as make_verifiers
 
     monkeypatch.setitem(sys.modules, "verifiers", None)

@@ -42,7 +42,7 @@ def guessing(monkeypatch: pytest.MonkeyPatch) -> str:
     return "verifiers:guessing-env"
 
 
-async def test_an_episode_is_the_librarys_own_rollout_step_by_step(guessing: str) -> None:
+async def test_env_verifiers_an_episode_is_the_librarys_own_rollout_step_by_step(guessing: str) -> None:
     env = make(guessing)
     assert (await env.reset(2))[0] == "guess 2"
     assert (await env.step("7"))[:4] == ("not 7", 0.0, False, False)
@@ -59,7 +59,7 @@ async def test_an_episode_is_the_librarys_own_rollout_step_by_step(guessing: str
         make("verifiers:missing-env")
 
 
-def test_a_library_of_agent_programs_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_env_verifiers_a_library_of_agent_programs_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     later = ModuleType("verifiers")
     later.__version__ = "0.4.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "verifiers", later)

@@ -149,7 +149,7 @@ def calls_in(form: str, text: str) -> list[tuple[str, dict[str, object]]]:
         ),
     ],
 )
-def test_a_form_reads_what_its_models_write(form: str, text: str, expected: list[object]) -> None:
+def test_tool_call_a_form_reads_what_its_models_write(form: str, text: str, expected: list[object]) -> None:
     assert calls_in(form, text) == expected
     if expected or form == "json":
         assert calls_in("auto", text) == expected
@@ -187,7 +187,7 @@ def test_a_form_reads_what_its_models_write(form: str, text: str, expected: list
         ("harmony", '<|channel|>commentary to=functions.search<|message|>{"a": 1} {"b": 2}<|call|>'),
     ],
 )
-def test_a_malformed_call_becomes_one_sentence(form: str, text: str) -> None:
+def test_tool_call_a_malformed_call_becomes_one_sentence(form: str, text: str) -> None:
     for name in (form, "auto"):
         found = FORMS[name].parse(text, TOOLS)
         assert not found.calls
@@ -209,12 +209,12 @@ CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=ARGUMENTS), min_size=
 @pytest.mark.parametrize("form", ["json", "hermes", "llama", "mistral", "harmony", "gemma4"])
 @settings(max_examples=25)
 @given(calls=CALLS)
-def test_what_a_form_writes_it_reads_as_the_same_calls(form: str, calls: list[ToolCall]) -> None:
+def test_tool_call_what_a_form_writes_it_reads_as_the_same_calls(form: str, calls: list[ToolCall]) -> None:
     found = FORMS[form].parse(FORMS[form].render(calls), TOOLS)
     assert [(call.name, dict(call.arguments)) for call in found.calls] == [(c.name, dict(c.arguments)) for c in calls]
 
 
-def test_glm_writes_texts_bare_and_reads_them_by_the_tools_schema() -> None:
+def test_tool_call_glm_writes_texts_bare_and_reads_them_by_the_tools_schema() -> None:
     calls = [
         ToolCall(name="search", arguments={"query": '{"a": 1}\n</tool_call>', "top": 2}),
         ToolCall(name="today", arguments={}),
@@ -222,7 +222,7 @@ def test_glm_writes_texts_bare_and_reads_them_by_the_tools_schema() -> None:
     assert list(FORMS["glm"].parse(FORMS["glm"].render(calls), TOOLS).calls) == calls
 
 
-def test_gemma_reads_arguments_of_a_thousand_keys() -> None:
+def test_tool_call_gemma_reads_arguments_of_a_thousand_keys() -> None:
     body = ",".join(f"k{i}:{i}" for i in range(1000))
     [(_, arguments)] = calls_in("gemma4", f"<|tool_call>call:other{{{body}}}<tool_call|>")
     assert arguments == {f"k{i}": i for i in range(1000)}
@@ -231,7 +231,7 @@ def test_gemma_reads_arguments_of_a_thousand_keys() -> None:
 @pytest.mark.parametrize(
     ("template", "form"), [("gptoss", "harmony"), ("glm4moe", "glm"), ("gemma4", "gemma4"), ("qwen3", "hermes")]
 )
-def test_calls_are_read_as_models_templates_write_them(template: str, form: str) -> None:
+def test_tool_call_are_read_as_models_templates_write_them(template: str, form: str) -> None:
     """The texts of the templates are read from the installed TRL."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -255,7 +255,7 @@ THINKING = ["<think>{}</think>", "{}</think>", "[THINK]{}[/THINK]", "<|channel>t
 
 
 @pytest.mark.parametrize("form", [name for name in FORMS if name != "harmony"])
-def test_calls_inside_of_reasoning_are_not_made(form: str) -> None:
+def test_tool_call_inside_of_reasoning_are_not_made(form: str) -> None:
     thought, made = (FORMS[form].render([ToolCall(name=name, arguments={})]) for name in ("today", "search"))
     for thinking in THINKING:
         assert [name for name, _ in calls_in(form, thinking.format(thought) + made)] == ["search"]
@@ -264,12 +264,12 @@ def test_calls_inside_of_reasoning_are_not_made(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["auto", "hermes", "xml", "glm", "gemma4"])
-def test_calls_inside_of_reasoning_are_made_where_they_count(form: str) -> None:
+def test_tool_call_inside_of_reasoning_are_made_where_they_count(form: str) -> None:
     text = f"<think>{FORMS[form].render([ToolCall(name='today', arguments={})])}"
     assert [call.name for call in form_named(form, reads_reasoning=True).parse(text, TOOLS).calls] == ["today"]
 
 
-def test_the_tags_form_reads_what_it_writes() -> None:
+def test_tool_call_the_tags_form_reads_what_it_writes() -> None:
     calls = [
         ToolCall(name="search", arguments={"query": "a\nb <c>", "top": 2}),
         ToolCall(name="python", arguments={"code": "x = 1\nif x:\n    print(x)"}),
@@ -289,7 +289,7 @@ FRAGMENTS = [
 
 
 @given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=40))
-def test_no_text_makes_a_parser_raise(parts: list[str]) -> None:
+def test_tool_call_no_text_makes_a_parser_raise(parts: list[str]) -> None:
     text = "".join(parts)
     for form in FORMS.values():
         found = form.parse(text, TOOLS)
@@ -300,7 +300,7 @@ def test_no_text_makes_a_parser_raise(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_long_text_costs_time_in_proportion(form: str) -> None:
+def test_tool_call_long_text_costs_time_in_proportion(form: str) -> None:
     for fragment in FRAGMENTS:
         text = fragment * (400_000 // len(fragment))
         begun = time.process_time()
@@ -308,14 +308,14 @@ def test_long_text_costs_time_in_proportion(form: str) -> None:
         assert time.process_time() - begun < 10, f"{fragment!r}: a quadratic parser takes minutes"
 
 
-def test_deep_json_is_refused_before_anything_walks_it() -> None:
+def test_tool_call_deep_json_is_refused_before_anything_walks_it() -> None:
     for text in ("[" * 40 + "]" * 40, "[" * 60_000, '{"a":' * 5_000 + "1" + "}" * 5_000):
         with pytest.raises(MalformedJsonError, match=r"deep|Expecting"):
             read_json(text)
     assert read_json("[" * 30 + "]" * 30)[1] == 60
 
 
-def test_every_form_but_the_templates_explains_every_tool_and_says_results() -> None:
+def test_tool_call_every_form_but_the_templates_explains_every_tool_and_says_results() -> None:
     result = ToolResult(call=ToolCall(name="search", arguments={}, id="a1"), content="found it", ok=True)
     for name, form in FORMS.items():
         text = form.explain(list(TOOLS.values()))

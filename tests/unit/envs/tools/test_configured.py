@@ -36,7 +36,7 @@ def entry(**changes: Any) -> EnvironmentData:
     return EnvironmentData(**{**ONE_QUESTION, **changes})
 
 
-def test_names_and_sections_become_arguments_of_with_tools() -> None:
+def test_tool_config_names_and_sections_become_arguments_of_with_tools() -> None:
     given = (
         entry(
             tools=["calculator", {"tool": "search", "folder": "notes"}, {"tool": "a.b:c", "options": {"d": 1}}],
@@ -61,7 +61,7 @@ def test_names_and_sections_become_arguments_of_with_tools() -> None:
     assert entry().settings(0).tools == {}
 
 
-def test_episodes_with_other_tools_are_other_data() -> None:
+def test_tool_config_episodes_with_other_tools_are_other_data() -> None:
     plain, with_tool = (EpisodeList(each, "d", 0, 5).fingerprint for each in (entry(), entry(tools=["calculator"])))
     assert plain != with_tool
 
@@ -77,7 +77,7 @@ def test_episodes_with_other_tools_are_other_data() -> None:
         ("tool_calls: {max_uses: 3}", "but there are none: name them under tools"),
     ],
 )
-def test_what_is_wrong_with_tools_is_said_in_a_line(tmp_path: Path, written: str, message: str) -> None:
+def test_tool_config_what_is_wrong_with_tools_is_said_in_a_line(tmp_path: Path, written: str, message: str) -> None:
     file = tmp_path / "run.yaml"
     turns = "" if "num_turns" in written else "num_turns: 3\n    "
     file.write_text(
@@ -105,7 +105,7 @@ async def places(host: str) -> AsyncIterator[tuple[EnvHosts, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("host", ["loop", "pool", "http"])
-async def test_an_environment_has_tools_wherever_it_runs(host: str) -> None:
+async def test_tool_config_an_environment_has_tools_wherever_it_runs(host: str) -> None:
     async with places(host) as (hosts, where):
         given = entry(tools=["calculator"], tool_calls={"max_uses": 2}, **where).settings(4)
         async with hosts.open(given) as env:
@@ -122,7 +122,7 @@ async def test_an_environment_has_tools_wherever_it_runs(host: str) -> None:
         assert found["env/math:Generated-v0-easy/tool_error_share"] == 0.5
 
 
-async def test_before_a_run_a_users_own_class_acts_once(tmp_path: Path) -> None:
+async def test_tool_config_before_a_run_a_users_own_class_acts_once(tmp_path: Path) -> None:
     file = tmp_path / "old.py"
     file.write_text(
         "class Old:\n  def reset(self, seed=None): return 'go', {}\n  def step(self, a): return a, 0.0, True, {}"
@@ -131,7 +131,7 @@ async def test_before_a_run_a_users_own_class_acts_once(tmp_path: Path) -> None:
         await first_observations([entry(environment=f"{file}:Old", options={})], SandboxConfig())
 
 
-async def test_before_a_run_what_tools_need_is_missed(tmp_path: Path) -> None:
+async def test_tool_config_before_a_run_what_tools_need_is_missed(tmp_path: Path) -> None:
     for tool, message in [
         (
             {"tool": "http_search", "url": "http://127.0.0.1:9/retrieve"},
@@ -169,7 +169,7 @@ OWN = """
 
 
 @pytest.mark.parametrize("name", ["lookup", "Both"])
-async def test_a_users_own_tool_costs_its_own_episode_alone(tmp_path: Path, name: str) -> None:
+async def test_tool_config_a_users_own_tool_costs_its_own_episode_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
     options = {"book": {"a": "class "}} if name == "lookup" else {}
     own = [{"tool": f"{tmp_path}/own.py:{name}", "options": options}]
@@ -193,7 +193,7 @@ async def test_a_users_own_tool_costs_its_own_episode_alone(tmp_path: Path, name
     assert isinstance(died, InfraError) and "code 3" in str(died)
 
 
-async def test_tools_are_closed_however_an_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tool_config_tools_are_closed_however_an_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     class Source:
@@ -219,7 +219,7 @@ async def test_tools_are_closed_however_an_episode_ends(monkeypatch: pytest.Monk
     assert closed == ["tools", "tools"] and hosts.num_open == 0
 
 
-def test_a_functions_signature_is_what_a_model_may_give() -> None:
+def test_tool_config_a_functions_signature_is_what_a_model_may_give() -> None:
     def find(words: list[str], most: int = 3, folder: str = "") -> int:
         """Finds
         words."""
@@ -261,7 +261,9 @@ def _odd(word: Path | ToolError) -> str:
         (lambda: None, {}, "has no docstring"),
     ],
 )
-def test_a_function_that_is_no_tool_is_refused(function: Any, options: dict[str, Any], message: str) -> None:
+def test_tool_config_a_function_that_is_no_tool_is_refused(
+    function: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         FunctionTool(function, options)
 
@@ -288,7 +290,9 @@ def _played(default_model: Path, template: str, answers: list[str]) -> tuple[Rol
         ("mistral", '[TOOL_CALLS] [{"name": "calculator", "arguments": {"expression": "6*7"}, "id": "call00001"}]'),
     ],
 )
-def test_a_template_that_knows_tools_shows_them_in_its_own_words(default_model: Path, template: str, call: str) -> None:
+def test_tool_config_a_template_that_knows_tools_shows_them_in_its_own_words(
+    default_model: Path, template: str, call: str
+) -> None:
     rollout, engine, tokenizer = _played(default_model, template, [call, "\\boxed{1}"])
     check_exact(rollout, engine)
     asked, answered = (tokenizer.decode(request.token_ids) for request, _ in engine.seen)
@@ -297,6 +301,6 @@ def test_a_template_that_knows_tools_shows_them_in_its_own_words(default_model: 
     assert len(rollout.turns) == 2
 
 
-def test_a_template_without_tools_is_said_to_have_none(default_model: Path) -> None:
+def test_tool_config_a_template_without_tools_is_said_to_have_none(default_model: Path) -> None:
     with pytest.raises(DataError, match="does not show tools: choose another"):
         _played(default_model, "smollm2", ["x"])

@@ -42,7 +42,7 @@ class Source:
             raise self.problem
 
 
-async def test_tools_behind_one_that_does_not_close_are_closed() -> None:
+async def test_tool_ending_tools_behind_one_that_does_not_close_are_closed() -> None:
     sources = [Source(RuntimeError("stuck")), Source(asyncio.CancelledError()), Source()]
     env = Source()
     env.reset = env.step = None  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ async def test_tools_behind_one_that_does_not_close_are_closed() -> None:
     assert all(source.closed for source in (*sources, env))
 
 
-def test_an_environment_is_closed_where_its_tools_are_closing_and_that_is_cancelled(chance: Chance) -> None:
+def test_tool_ending_an_environment_is_closed_where_its_tools_are_closing_and_that_is_cancelled(chance: Chance) -> None:
     pool: Any = FailingPool(chance)
     hosts = EnvHosts({"pool": PoolHost(pool)}, Equipment(pool))
     settings = EnvironmentSettings(name="game", host="pool", options={"n": 1}, tools={"tools": ["own.py:look"]})
@@ -78,7 +78,7 @@ def test_an_environment_is_closed_where_its_tools_are_closing_and_that_is_cancel
     assert chance.open["processes"] == 1  # the tool's, whose closing is replaced here
 
 
-def test_episodes_that_open_sandboxed_tools_at_once_share_one_manager_to_the_end(chance: Chance) -> None:
+def test_tool_ending_episodes_that_open_sandboxed_tools_at_once_share_one_manager_to_the_end(chance: Chance) -> None:
     async def main() -> None:
         pool: Any = FailingPool(chance)
         hosts = EnvHosts({"pool": PoolHost(pool)}, Equipment(pool, TRUSTED))
@@ -99,7 +99,7 @@ def test_episodes_that_open_sandboxed_tools_at_once_share_one_manager_to_the_end
     assert chance.opened["sandboxes"] == 1 and chance.open["sandboxes"] == 0
 
 
-def test_all_who_wait_for_a_server_get_its_tools_and_a_dead_one_is_connected_anew(chance: Chance) -> None:
+def test_tool_ending_all_who_wait_for_a_server_get_its_tools_and_a_dead_one_is_connected_anew(chance: Chance) -> None:
     async def main() -> None:
         source = McpTools(["x"])
         first, second = await asyncio.gather(source.open(), source.open())
@@ -116,7 +116,7 @@ def test_all_who_wait_for_a_server_get_its_tools_and_a_dead_one_is_connected_ane
 
 
 @pytest.mark.parametrize("hangs", ["list_tools", "__aexit__"])
-def test_a_server_that_hangs_while_it_starts_or_is_left_costs_its_time_limit(
+def test_tool_ending_a_server_that_hangs_while_it_starts_or_is_left_costs_its_time_limit(
     chance: Chance, monkeypatch: pytest.MonkeyPatch, hangs: str
 ) -> None:
     from worlds import failing

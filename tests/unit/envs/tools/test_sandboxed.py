@@ -27,7 +27,7 @@ async def used(source: ToolSource, name: str, **arguments: Any) -> ToolResult:
 
 
 @needs_bubblewrap
-async def test_programs_run_and_their_failures_are_the_models() -> None:
+async def test_tool_sandbox_programs_run_and_their_failures_are_the_models() -> None:
     source = PythonTool(time_limit_s=1.0, only_last_error_line=True)
     try:
         assert (await used(source, "python", code="print(6 * 7)")).text == "42"
@@ -59,7 +59,9 @@ async def workspace() -> AsyncIterator[WorkspaceTools]:
     await source.close()
 
 
-async def test_a_workspace_keeps_its_shell_and_files_for_an_episode_and_no_longer(workspace: WorkspaceTools) -> None:
+async def test_tool_sandbox_a_workspace_keeps_its_shell_and_files_for_an_episode_and_no_longer(
+    workspace: WorkspaceTools,
+) -> None:
     use = Box(list(await workspace.open()))
     assert await use("write_file", path="notes/a.txt", content="one\ntwo\n") == "Wrote 8 characters to notes/a.txt."
     await use("shell", command="cd notes; X=5")
@@ -76,13 +78,13 @@ async def test_a_workspace_keeps_its_shell_and_files_for_an_episode_and_no_longe
     assert "cannot read" in await use("read_file", path="notes/a.txt"), "a new episode has a new sandbox"
 
 
-async def test_a_model_that_removes_its_home_hears_so(workspace: WorkspaceTools) -> None:
+async def test_tool_sandbox_a_model_that_removes_its_home_hears_so(workspace: WorkspaceTools) -> None:
     use = Box(list(await workspace.open()))
     await use("shell", command="rm -rf ~; exit")
     assert "is the home directory still there?" in await use("shell", command="pwd")
 
 
-def test_programs_without_isolation_must_be_trusted() -> None:
+def test_tool_sandbox_programs_without_isolation_must_be_trusted() -> None:
     with pytest.raises(ConfigError, match="isolates nothing"):
         build_tools([{"tool": "python", "runtime": "subprocess"}])
 
@@ -107,7 +109,7 @@ class Refuses(Exception):
     code = -32602
 
 
-async def test_a_server_that_refuses_arguments_says_so_to_the_model() -> None:
+async def test_tool_sandbox_a_server_that_refuses_arguments_says_so_to_the_model() -> None:
     pytest.importorskip("mcp")
     source = McpTools(command=["server"])
 
@@ -130,7 +132,7 @@ class Still:
 
 
 @pytest.mark.slow
-async def test_tools_of_an_mcp_server_are_called_over_its_pipes(tmp_path: Path) -> None:
+async def test_tool_sandbox_tools_of_an_mcp_server_are_called_over_its_pipes(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     (tmp_path / "server.py").write_text(SERVER)
     import os

@@ -40,7 +40,7 @@ from roll.errors import ConfigError, InfraError
         ("2^4000 / 2^3999", 2),
     ],
 )
-def test_the_calculator_computes(expression: str, value: float) -> None:
+def test_tool_the_calculator_computes(expression: str, value: float) -> None:
     assert calculate(expression) == pytest.approx(value)
     assert type(calculate(expression)) is type(value)
 
@@ -53,13 +53,13 @@ HOPELESS = [
 
 
 @pytest.mark.parametrize("expression", HOPELESS)
-def test_what_has_no_value_is_told(expression: str) -> None:
+def test_tool_what_has_no_value_is_told(expression: str) -> None:
     with pytest.raises(ToolError):
         calculate(expression)
 
 
 @given(st.text("0123456789+-*/%^!()., eE" + "sqrtlogmaxpi", max_size=60))
-def test_the_calculator_never_raises_anything_else(expression: str) -> None:
+def test_tool_the_calculator_never_raises_anything_else(expression: str) -> None:
     try:
         assert math.isfinite(calculate(expression)) or True
     except ToolError as error:
@@ -68,7 +68,7 @@ def test_the_calculator_never_raises_anything_else(expression: str) -> None:
         pass
 
 
-def test_bm25_scores_as_computed_by_hand() -> None:
+def test_tool_bm25_scores_as_computed_by_hand() -> None:
     index = BM25([Passage(title="", text="a b"), Passage(title="", text="a a c d"), Passage(title="", text="c")])
     # lengths 2, 4, 1; mean 7/3; "a" is in 2 of 3 passages: idf = ln(1 + 1.5 / 2.5)
     idf = math.log(1.6)
@@ -83,7 +83,7 @@ def test_bm25_scores_as_computed_by_hand() -> None:
     assert index.search("nothing of it", 5) == []
 
 
-def test_a_folder_is_searched_by_its_passages(tmp_path: Path) -> None:
+def test_tool_a_folder_is_searched_by_its_passages(tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "france.txt").write_text("Paris is the capital of France.")
     (tmp_path / "italy.md").write_text("word " * 200 + "Rome is the capital of Italy.")
@@ -96,7 +96,7 @@ def test_a_folder_is_searched_by_its_passages(tmp_path: Path) -> None:
         build_tools([{"tool": "search", "folder": str(tmp_path / "missing")}])
 
 
-async def test_a_search_server_is_asked_and_its_failures_are_ours() -> None:
+async def test_tool_a_search_server_is_asked_and_its_failures_are_ours() -> None:
     asked: list[Any] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -146,7 +146,7 @@ class Echo:
 REWARDS = {"call": 0.05, "success": 0.25, "error": -0.5, "format": -0.1}
 
 
-def test_calls_are_answered_and_all_else_reaches_the_environment() -> None:
+def test_tool_calls_are_answered_and_all_else_reaches_the_environment() -> None:
     env = ToolEnv(Echo(), [Calculator()], max_tool_uses=4, rewards=REWARDS)
     observation, info = env.reset(0)
     assert observation.startswith("question\n\nTools:\n<calculator>")
@@ -172,7 +172,7 @@ def test_calls_are_answered_and_all_else_reaches_the_environment() -> None:
     assert env.reset(1)[1]["prev_ep_tool_use_counter"] == 4
 
 
-def test_equal_histories_have_equal_states_and_others_have_others() -> None:
+def test_tool_equal_histories_have_equal_states_and_others_have_others() -> None:
     def state(*actions: str) -> str:
         env = ToolEnv(Echo(), [Calculator()])
         env.reset(0)
@@ -182,7 +182,7 @@ def test_equal_histories_have_equal_states_and_others_have_others() -> None:
     assert state("<calculator>1</calculator>") != state("<calculator>2</calculator>")
 
 
-def test_a_copy_in_the_same_state_has_used_its_tools_as_often() -> None:
+def test_tool_a_copy_in_the_same_state_has_used_its_tools_as_often() -> None:
     env = ToolEnv(Echo(), [Calculator()], max_tool_uses=2)
     env.reset(0)
     env.step("<calculator>1</calculator>")
@@ -208,7 +208,7 @@ class Broken(Slow):
         raise KeyError("inside")
 
 
-async def test_failures_of_tools_are_ours_and_not_the_models() -> None:
+async def test_tool_failures_of_tools_are_ours_and_not_the_models() -> None:
     box = Toolbox(tools=[Slow(), Broken()], call_time_limit_s=0.01)
     with pytest.raises(InfraError, match="'slow' took longer"):
         await box.use(ToolCall(name="slow", arguments={}))
@@ -216,7 +216,7 @@ async def test_failures_of_tools_are_ours_and_not_the_models() -> None:
         await box.use(ToolCall(name="broken", arguments={}))
 
 
-async def test_an_environment_with_a_waiting_tool_is_awaited() -> None:
+async def test_tool_an_environment_with_a_waiting_tool_is_awaited() -> None:
     class Late(Slow):
         async def call(self, arguments: Mapping[str, Any], /) -> str:
             await asyncio.sleep(0)
@@ -255,14 +255,14 @@ class Typed(Slow):
         ({"count": "9" * 10_000}, "'count'"),
     ],
 )
-async def test_wrong_arguments_are_said_to_the_model(arguments: dict[str, Any], complaint: str) -> None:
+async def test_tool_wrong_arguments_are_said_to_the_model(arguments: dict[str, Any], complaint: str) -> None:
     result = await Toolbox(tools=[Typed()]).use(ToolCall(name="typed", arguments=arguments))
     assert not result.ok
     assert complaint in result.text
     assert len(result.text) < 500
 
 
-async def test_long_results_lose_their_middle() -> None:
+async def test_tool_long_results_lose_their_middle() -> None:
     class Long(Slow):
         async def call(self, arguments: Mapping[str, Any], /) -> str:
             return "a" * 5_000 + "b" * 5_000
@@ -271,7 +271,7 @@ async def test_long_results_lose_their_middle() -> None:
     assert result.text == "a" * 50 + "\n[… 9900 characters left out …]\n" + "b" * 50
 
 
-def test_unknown_tools_and_options_are_refused() -> None:
+def test_tool_unknown_tools_and_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"unknown tool 'calculater'. Did you mean 'calculator'"):
         build_tools(["calculater"])
     with pytest.raises(ConfigError, match="refuses its options"):
@@ -286,6 +286,6 @@ def test_unknown_tools_and_options_are_refused() -> None:
         ToolEnv(Echo(), [Calculator()], form="hermse")
 
 
-def test_shipped_tools_obey_the_protocol() -> None:
+def test_tool_shipped_tools_obey_the_protocol() -> None:
     for tool in (Calculator(), Search(BM25([])), HttpSearch("http://localhost")):
         assert isinstance(tool, Tool)

@@ -22,7 +22,7 @@ async def env() -> AsyncIterator[CodeQuestion]:
     await made.close()
 
 
-def test_every_solution_gives_what_its_reference_gives() -> None:
+def test_env_code_every_solution_gives_what_its_reference_gives() -> None:
     for make in TASKS.values():
         for seed in range(30):
             task = make(Random(seed))
@@ -33,7 +33,7 @@ def test_every_solution_gives_what_its_reference_gives() -> None:
                 assert names["solve"](*case) == task.reference(*case)
 
 
-async def test_right_programs_are_rewarded_and_hostile_ones_harm_nothing(env: CodeQuestion) -> None:
+async def test_env_code_right_programs_are_rewarded_and_hostile_ones_harm_nothing(env: CodeQuestion) -> None:
     for seed in range(4):
         env.reset(seed)
         assert (await env.step(env.solution()))[1:4] == (1.0, True, False)
@@ -52,7 +52,7 @@ async def test_right_programs_are_rewarded_and_hostile_ones_harm_nothing(env: Co
 
 
 @pytest.mark.slow
-async def test_one_who_knows_how_succeeds_on_a_hundred_seeds(env: CodeQuestion) -> None:
+async def test_env_code_one_who_knows_how_succeeds_on_a_hundred_seeds(env: CodeQuestion) -> None:
     for seed in range(100):
         env.reset(seed)
         assert (await env.step(env.solution()))[1] == 1.0
@@ -61,13 +61,13 @@ async def test_one_who_knows_how_succeeds_on_a_hundred_seeds(env: CodeQuestion) 
         assert (await env.step(env.sample_random_action()))[2]
 
 
-def test_a_copy_has_the_same_question() -> None:
+def test_env_code_a_copy_has_the_same_question() -> None:
     env = CodeQuestion()
     env.reset(3)
     assert env.spawn(same_state=True).solution() == env.solution()
 
 
-def test_a_program_is_the_last_fenced_block() -> None:
+def test_env_code_a_program_is_the_last_fenced_block() -> None:
     assert program_in("```python\na = 1\n```\nor\n```python\ndef solve(x): return x\n```") == "def solve(x): return x"
     assert program_in("def solve(x):\n    return x") == "def solve(x):\n    return x"
     assert program_in("nothing") == ""

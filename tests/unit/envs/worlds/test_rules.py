@@ -37,7 +37,7 @@ from roll.errors import ConfigError
         ("\\boxed{" + "x" * 2_000 + "}", None),
     ],
 )
-def test_the_last_answer_counts(text: str, answer: str | None) -> None:
+def test_env_rules_the_last_answer_counts(text: str, answer: str | None) -> None:
     assert final_answer(text) == answer
 
 
@@ -57,11 +57,11 @@ def test_the_last_answer_counts(text: str, answer: str | None) -> None:
         ("9" * 5_000, None),
     ],
 )
-def test_numbers_are_read_exactly(text: str, number: Fraction | None) -> None:
+def test_env_rules_numbers_are_read_exactly(text: str, number: Fraction | None) -> None:
     assert number_in(text) == number
 
 
-def test_questions_repeat_with_their_seed_and_arithmetic_is_right() -> None:
+def test_env_rules_questions_repeat_with_their_seed_and_arithmetic_is_right() -> None:
     for kind, make in KINDS.items():
         for seed in range(50):
             question, answer = make(Random(seed), 2)
@@ -76,7 +76,7 @@ def test_questions_repeat_with_their_seed_and_arithmetic_is_right() -> None:
         MathQuestion(kinds=["algebra"])
 
 
-def test_a_statement_is_as_deep_and_as_true_as_was_asked_for() -> None:
+def test_env_rules_a_statement_is_as_deep_and_as_true_as_was_asked_for() -> None:
     for depth in (0, 1, 2, 3, 5):
         truths = set()
         for seed in range(40):
@@ -100,7 +100,7 @@ def test_a_statement_is_as_deep_and_as_true_as_was_asked_for() -> None:
         assert len(truths) == 4
 
 
-def test_the_corpus_answers_its_questions_through_search_alone() -> None:
+def test_env_rules_the_corpus_answers_its_questions_through_search_alone() -> None:
     assert len(corpus().passages) == 12 + 60 + 24 + 120 + 80
     env = multi_hop(hops=3)
     env.reset(11)
@@ -113,7 +113,7 @@ def test_the_corpus_answers_its_questions_through_search_alone() -> None:
     assert not same_text("Belton", "Belville")
 
 
-def test_a_purchase_is_worth_what_webshops_formula_says() -> None:
+def test_env_rules_a_purchase_is_worth_what_webshops_formula_says() -> None:
     product = catalogue()["B00000"]
     attributes = frozenset(sorted(product.attributes)[:2])
     options = {name: values[0] for name, values in product.options.items()}
@@ -129,7 +129,7 @@ def test_a_purchase_is_worth_what_webshops_formula_says() -> None:
     assert purchase_reward(goal, foreign, dict(options)) == 0.0
 
 
-def test_pages_of_the_shop_are_walked() -> None:
+def test_env_rules_pages_of_the_shop_are_walked() -> None:
     env = Shopping()
     env.reset(0)
     observation, reward, *_ = env.step("click[buy now]")
@@ -149,7 +149,7 @@ def test_pages_of_the_shop_are_walked() -> None:
     assert env.step("click[back to search]")[0] == "[search field]"
 
 
-def test_all_six_kinds_of_household_tasks_come_and_none_is_done_at_first() -> None:
+def test_env_rules_all_six_kinds_of_household_tasks_come_and_none_is_done_at_first() -> None:
     kinds = set()
     for seed in range(60):
         env = Household()
@@ -164,7 +164,7 @@ def test_all_six_kinds_of_household_tasks_come_and_none_is_done_at_first() -> No
     assert env.step("look")[3] is True
 
 
-def test_what_is_not_treated_does_not_count() -> None:
+def test_env_rules_what_is_not_treated_does_not_count() -> None:
     env = Household(tasks=["pick_heat_then_place"])
     env.reset(3)
     for command in (c for c in env.solution() if not c.startswith(("heat", "go to microwave", "open microwave"))):
@@ -172,7 +172,7 @@ def test_what_is_not_treated_does_not_count() -> None:
     assert (reward, done) == (0.0, False)
 
 
-def test_the_user_tells_what_is_asked_and_a_booking_counts_its_share() -> None:
+def test_env_rules_the_user_tells_what_is_asked_and_a_booking_counts_its_share() -> None:
     env = Booking(num_wishes=4, num_told=0)
     env.reset(0)
     name, value = next(iter(env._wishes.items()))
@@ -181,7 +181,7 @@ def test_the_user_tells_what_is_asked_and_a_booking_counts_its_share() -> None:
     assert (reward, done) == (0.25, True)
 
 
-async def test_a_user_can_be_any_async_function() -> None:
+async def test_env_rules_a_user_can_be_any_async_function() -> None:
     heard: list[Sequence[Any]] = []
 
     async def user(messages: Sequence[Any]) -> str:
@@ -197,7 +197,7 @@ async def test_a_user_can_be_any_async_function() -> None:
     assert "thai" in heard[0][0]["content"] or "You want" in heard[0][0]["content"]
 
 
-def test_tic_tac_toe_is_a_draw_between_experts_and_a_game_has_no_more_than_its_places() -> None:
+def test_env_rules_tic_tac_toe_is_a_draw_between_experts_and_a_game_has_no_more_than_its_places() -> None:
     assert _value("." * 9, "x") == 0
     match = Match("tic_tac_toe")
     while match.rewards is None:
@@ -209,7 +209,7 @@ def test_tic_tac_toe_is_a_draw_between_experts_and_a_game_has_no_more_than_its_p
     assert game.rewards() == (1.0, -1.0)
 
 
-def test_kuhn_poker_pays_the_higher_card_and_who_does_not_fold() -> None:
+def test_env_rules_kuhn_poker_pays_the_higher_card_and_who_does_not_fold() -> None:
     for moves, winner in ((["check", "check"], 0.5), (["bet", "call"], 1.0), (["check", "bet", "call"], 1.0)):
         game = KuhnPoker(Random(0))
         for move in moves:
@@ -224,7 +224,7 @@ def test_kuhn_poker_pays_the_higher_card_and_who_does_not_fold() -> None:
         assert game.rewards() == rewards
 
 
-def test_both_seats_can_be_played_by_a_model() -> None:
+def test_env_rules_both_seats_can_be_played_by_a_model() -> None:
     match = Match("kuhn_poker", seed=4)
     seen = [match.observe(0), match.observe(1)]
     assert "Moves: check, bet" in seen[0]
@@ -237,7 +237,7 @@ def test_both_seats_can_be_played_by_a_model() -> None:
     assert match.rewards == (0.5, -0.5)
 
 
-async def test_an_opponent_is_random_an_expert_or_any_function() -> None:
+async def test_env_rules_an_opponent_is_random_an_expert_or_any_function() -> None:
     env = TwoPlayer("nim", opponent="expert", seat=1)
     env.reset(0)
     assert env._match.turn == 1, "the opponent has moved"
@@ -271,7 +271,7 @@ async def _late(env: TwoPlayer) -> Any:
     return await result if asyncio.iscoroutine(result) else result
 
 
-def test_any_world_takes_tools() -> None:
+def test_env_rules_any_world_takes_tools() -> None:
     env = with_tools(MathQuestion(), ["calculator"], rewards={"call": 0.1})
     env.reset(0)
     observation, reward, ended, *_ = env.step("<calculator>2+3</calculator>")

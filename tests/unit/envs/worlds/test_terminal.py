@@ -47,21 +47,23 @@ async def check_family(family: str, seed: int) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("family", list(FAMILIES)[::5])
-async def test_a_task_is_solved_by_its_script_and_not_by_doing_nothing(keeper: Terminal, family: str) -> None:
+async def test_env_terminal_a_task_is_solved_by_its_script_and_not_by_doing_nothing(
+    keeper: Terminal, family: str
+) -> None:
     await check_family(family, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("family", list(FAMILIES))
-async def test_every_family_is_solved_on_its_seeds(keeper: Terminal, family: str) -> None:
+async def test_env_terminal_every_family_is_solved_on_its_seeds(keeper: Terminal, family: str) -> None:
     for seed in range(8):
         await check_family(family, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
-async def test_the_script_succeeds_on_a_hundred_seeds_of_all_families(keeper: Terminal) -> None:
+async def test_env_terminal_the_script_succeeds_on_a_hundred_seeds_of_all_families(keeper: Terminal) -> None:
     for seed in range(100):
         await keeper.reset(seed)
         for action in keeper.solution():
@@ -69,7 +71,7 @@ async def test_the_script_succeeds_on_a_hundred_seeds_of_all_families(keeper: Te
         assert reward == 1.0, (seed, keeper._family)
 
 
-def test_there_are_thirty_families_and_equal_random_numbers_make_equal_tasks() -> None:
+def test_env_terminal_there_are_thirty_families_and_equal_random_numbers_make_equal_tasks() -> None:
     assert len(FAMILIES) >= 30
     for make in FAMILIES.values():
         assert make(Random(3)) == make(Random(3))
@@ -81,7 +83,9 @@ def test_there_are_thirty_families_and_equal_random_numbers_make_equal_tasks() -
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_episode_is_judged_where_its_turns_end_and_hostile_commands_harm_nothing(keeper: Terminal) -> None:
+async def test_env_terminal_an_episode_is_judged_where_its_turns_end_and_hostile_commands_harm_nothing(
+    keeper: Terminal,
+) -> None:
     env = Terminal(families=["count_files"], max_turns=8, time_limit_s=1.0, max_output_chars=500)
     try:
         await env.reset(2)
@@ -103,7 +107,7 @@ async def test_an_episode_is_judged_where_its_turns_end_and_hostile_commands_har
         await env.close()
 
 
-def test_another_one_is_spawned_fresh_and_never_in_the_same_state() -> None:
+def test_env_terminal_another_one_is_spawned_fresh_and_never_in_the_same_state() -> None:
     env = Terminal(families=["count_files"], max_turns=3).spawn(max_turns=5)
     assert env.families == ["count_files"]
     assert env.max_turns == 5
@@ -111,7 +115,7 @@ def test_another_one_is_spawned_fresh_and_never_in_the_same_state() -> None:
         env.spawn(same_state=True)
 
 
-def test_a_command_is_a_fenced_block_or_all_of_the_text() -> None:
+def test_env_terminal_a_command_is_a_fenced_block_or_all_of_the_text() -> None:
     assert command_in("I look:\n```bash\nls -l\ncat x\n```\nthen") == "ls -l\ncat x"
     assert command_in("```sh\nls") == "ls"
     assert command_in("  submit ") == SUBMIT

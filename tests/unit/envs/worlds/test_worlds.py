@@ -60,7 +60,7 @@ def solved(env: Any, seed: int) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in IDS if not name.startswith("duel:")])
-def test_one_who_knows_how_succeeds_on_a_hundred_seeds(name: str) -> None:
+def test_env_worlds_one_who_knows_how_succeeds_on_a_hundred_seeds(name: str) -> None:
     env = make(name)
     assert [solved(env, seed) for seed in range(100)] == [1.0] * 100
 
@@ -68,7 +68,7 @@ def test_one_who_knows_how_succeeds_on_a_hundred_seeds(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "least", "never_loses"), [("duel:Nim-v0", 0.9, False), ("duel:TicTacToe-v0", 0.9, True)]
 )
-def test_an_expert_beats_chance(name: str, least: float, never_loses: bool) -> None:
+def test_env_worlds_an_expert_beats_chance(name: str, least: float, never_loses: bool) -> None:
     env = make(name)
     rewards = [solved(env, seed) for seed in range(100)]
     assert sum(reward == 1.0 for reward in rewards) >= 100 * least * 0.9
@@ -87,7 +87,7 @@ def episode(env: Any, seed: int, most: int = 60) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_chance_survives_and_equal_seeds_are_equal_episodes(name: str) -> None:
+def test_env_worlds_chance_survives_and_equal_seeds_are_equal_episodes(name: str) -> None:
     env, other = make(name), make(name)
     for seed in range(60):
         seen = episode(env, seed)
@@ -103,14 +103,14 @@ def test_chance_survives_and_equal_seeds_are_equal_episodes(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
-def test_chance_survives_a_thousand_episodes(name: str) -> None:
+def test_env_worlds_chance_survives_a_thousand_episodes(name: str) -> None:
     env = make(name)
     for seed in range(1_000):
         episode(env, seed)
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_hostile_actions_cost_a_format_reward_and_never_raise(name: str) -> None:
+def test_env_worlds_hostile_actions_cost_a_format_reward_and_never_raise(name: str) -> None:
     env = make(name)
     random = Random(0)
     for number, text in enumerate(HOSTILE):
@@ -126,7 +126,7 @@ def test_hostile_actions_cost_a_format_reward_and_never_raise(name: str) -> None
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_another_one_is_spawned_fresh_or_in_the_same_state(name: str) -> None:
+def test_env_worlds_another_one_is_spawned_fresh_or_in_the_same_state(name: str) -> None:
     env = make(name).unwrapped
     env.reset(5)
     twin = env.spawn(same_state=True)
@@ -141,17 +141,17 @@ def test_another_one_is_spawned_fresh_or_in_the_same_state(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_the_rules_of_environments_are_kept(name: str) -> None:
+def test_env_worlds_the_rules_of_environments_are_kept(name: str) -> None:
     assert [str(finding) for finding in check(name, num_seeds=2) if finding.fatal] == []
 
 
-def test_unknown_options_are_refused() -> None:
+def test_env_worlds_unknown_options_are_refused() -> None:
     for name in WORLDS:
         with pytest.raises(DataError, match="has no argument 'no_such_option'"):
             make(name, no_such_option=1)
 
 
-def test_no_world_waits_without_need() -> None:
+def test_env_worlds_no_world_waits_without_need() -> None:
     for name in IDS:
         env = make(name)
         assert not inspect.isawaitable(env.reset(0))

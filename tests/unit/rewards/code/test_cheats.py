@@ -122,7 +122,7 @@ TESTS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CHEATS)
-async def test_cheats_earn_nothing(judge: Judge, name: str) -> None:
+async def test_code_reward_cheats_earn_nothing(judge: Judge, name: str) -> None:
     code, _ = CHEATS[name]
     for what, tests in TESTS.items():
         judgement = await judge(code, tests, entry="f", max_cpu_s=2.0)
@@ -130,11 +130,11 @@ async def test_cheats_earn_nothing(judge: Judge, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TESTS)
-async def test_the_same_tests_pass_an_honest_answer(judge: Judge, name: str) -> None:
+async def test_code_reward_cheats_the_same_tests_pass_an_honest_answer(judge: Judge, name: str) -> None:
     assert (await judge("def f(a, b): return a * b", TESTS[name], entry="f")).correct
 
 
-async def test_every_cheat_is_described() -> None:
+async def test_code_reward_cheats_every_cheat_is_described() -> None:
     page = SECURITY_PAGE.read_text()
     assert [name for name, (_, proves) in CHEATS.items() if f"| {name} | {proves} |" not in page] == []
 
@@ -172,7 +172,7 @@ print(f())
 """
 
 
-async def test_expected_results_are_nowhere_to_be_found(judge: Judge) -> None:
+async def test_code_reward_cheats_expected_results_are_nowhere_to_be_found(judge: Judge) -> None:
     """In memory, files, frames and objects; also of the sandbox that ran a right answer to the same task before."""
     for attempt in range(2):
         secret = f"HIDDEN-{secrets.token_hex(8)}"
@@ -186,7 +186,7 @@ async def test_expected_results_are_nowhere_to_be_found(judge: Judge) -> None:
             assert (judgement.correct, judgement.verdict) == (False, "wrong 0/1"), (attempt, judgement)
 
 
-async def test_earlier_answers_are_nowhere_to_be_found(judge: Judge) -> None:
+async def test_code_reward_cheats_earlier_answers_are_nowhere_to_be_found(judge: Judge) -> None:
     """A right answer of another rollout is not left in a sandbox for the next one to copy."""
     for padding in (0, 100, 1000, 100_000):
         secret = f"HIDDEN-{secrets.token_hex(8)}"
@@ -218,7 +218,7 @@ def f(*a):
 """
 
 
-async def test_no_answer_makes_tests_look_broken(judge: Judge) -> None:
+async def test_code_reward_cheats_no_answer_makes_tests_look_broken(judge: Judge) -> None:
     """That would take it out of its group, where it should be a failure: an object is cut, a message is nested."""
     own = "class Own:\n  pass\ndef f(*a): return Own()"
     assert (await judge(own, CUT, entry="f")).verdict == "error 0/1"
@@ -228,7 +228,9 @@ async def test_no_answer_makes_tests_look_broken(judge: Judge) -> None:
         assert (judgement.value, judgement.correct) == (0.0, False), (depth, judgement)
 
 
-async def test_names_of_a_candidate_do_not_replace_known_ones_in_tests_that_import_all(judge: Judge) -> None:
+async def test_code_reward_cheats_names_of_a_candidate_do_not_replace_known_ones_in_tests_that_import_all(
+    judge: Judge,
+) -> None:
     for cheat in (
         "def len(x): return 42\ndef f(*a): return []",
         "def Number(*a): return 21\ndef f(*a): return [0] * 42 if a == () else []",
@@ -253,7 +255,7 @@ EXCUSES = (
 
 
 @pytest.mark.parametrize("result", ["Own()", "later()", "ValueError", "(i for i in [1])"])
-async def test_what_an_answer_returns_never_excuses_it(judge: Judge, result: str) -> None:
+async def test_code_reward_cheats_what_an_answer_returns_never_excuses_it(judge: Judge, result: str) -> None:
     """Objects, coroutines, classes and iterators where tests expect plain data; they hand them back or use them."""
     code = f"""
 class Own:

@@ -61,7 +61,7 @@ def _verifier(boxes: CodeSandboxes) -> CodeVerifier:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dodge", DODGES)
-async def test_the_limit_on_cpu_time_is_not_dodged(
+async def test_code_reward_counted_time_the_limit_on_cpu_time_is_not_dodged(
     boxes: CodeSandboxes, form: str, dodge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 200.0)  # so that only the other limit ends it before it is done
@@ -72,7 +72,7 @@ async def test_the_limit_on_cpu_time_is_not_dodged(
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleeping(
+async def test_code_reward_counted_time_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleeping(
     boxes: CodeSandboxes, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
@@ -82,7 +82,7 @@ async def test_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleep
     assert time.monotonic() - began < 8.0
 
 
-async def test_a_forged_report_of_time_teaches_the_limit_nothing(boxes: CodeSandboxes) -> None:
+async def test_code_reward_counted_time_a_forged_report_of_time_teaches_the_limit_nothing(boxes: CodeSandboxes) -> None:
     end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 1e6, "stderr": ""}
     answer = pack({"case": end}) + frame(b"1\n")
     forge = f"""
@@ -100,7 +100,7 @@ for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
     assert all(0 <= seconds < 10 for seconds in anchors.values()), anchors
 
 
-async def test_each_case_is_charged_with_what_it_used(boxes: CodeSandboxes) -> None:
+async def test_code_reward_counted_time_each_case_is_charged_with_what_it_used(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=5.0), boxes)
     code = "import time\nlimit = float(input())\nwhile time.process_time() < limit: pass\nprint(1)"
     tests = [{"stdin": "0", "stdout": "1"}, {"stdin": "0.4", "stdout": "1"}, {"stdin": "0", "stdout": "1"}]
@@ -109,7 +109,7 @@ async def test_each_case_is_charged_with_what_it_used(boxes: CodeSandboxes) -> N
     assert 0.3 < second < 1.0 and first < 0.25 and third < 0.25
 
 
-async def test_a_case_ended_from_outside_leaves_the_others_their_verdict(
+async def test_code_reward_counted_time_a_case_ended_from_outside_leaves_the_others_their_verdict(
     boxes: CodeSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
@@ -122,7 +122,7 @@ async def test_a_case_ended_from_outside_leaves_the_others_their_verdict(
     assert (judgement.value, judgement.parts["timeout"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
 
 
-async def test_a_message_that_is_none_is_its_cases_failure_and_not_run_again(
+async def test_code_reward_counted_time_a_message_that_is_none_is_its_cases_failure_and_not_run_again(
     boxes: CodeSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)

@@ -47,11 +47,11 @@ FENCED = {
 
 
 @pytest.mark.parametrize("text", FENCED.values(), ids=FENCED.keys())
-def test_code_is_found_in_fences_as_models_write_them(text: str) -> None:
+def test_code_reward_extract_code_is_found_in_fences_as_models_write_them(text: str) -> None:
     assert extract_code(text, "python") == F
 
 
-def test_code_of_a_session_counts_without_its_prompts_where_there_is_nothing_else() -> None:
+def test_code_reward_extract_code_of_a_session_counts_without_its_prompts_where_there_is_nothing_else() -> None:
     session = ">>> def f(x):\n...     return x+1\n...\n>>> f(1)\n2\n"
     typed = "def f(x):\n    return x+1\n\nf(1)\n"
     assert extract_code(f"```python\n{session}```", "python") == typed
@@ -75,12 +75,14 @@ USE = "print(f(1))\n"
         ([("text", F)], None),
     ],
 )
-def test_code_is_the_block_that_defines_what_the_tests_use(blocks: list[tuple[str, str]], wanted: str | None) -> None:
+def test_code_reward_extract_code_is_the_block_that_defines_what_the_tests_use(
+    blocks: list[tuple[str, str]], wanted: str | None
+) -> None:
     text = "\n".join(f"```{tag}\n{content}```" for tag, content in blocks)
     assert extract_code(text, "python", names={"f"}) == wanted
 
 
-def test_code_of_a_task_with_input_is_the_block_that_reads_it() -> None:
+def test_code_reward_extract_code_of_a_task_with_input_is_the_block_that_reads_it() -> None:
     program, example = "n = int(input())\nprint(n)\n", "print('Input: 5')\n"
     text = f"```python\n{program}```\nAn example:\n```python\n{example}```"
     assert extract_code(text, "python", reads_input=True) == program
@@ -101,20 +103,22 @@ def test_code_of_a_task_with_input_is_the_block_that_reads_it() -> None:
         ([{"stdin": "1", "stdout": "2"}], {}, set()),
     ],
 )
-def test_code_tests_say_which_names_they_use(tests: Any, settings: dict[str, Any], names: set[str]) -> None:
+def test_code_reward_extract_code_tests_say_which_names_they_use(
+    tests: Any, settings: dict[str, Any], names: set[str]
+) -> None:
     task = parse_task(tests, **settings)
     assert task.names == names
     assert task.reads_input is (not names)
 
 
 @given(st.text(alphabet="`~ \n\t>-1.pydef(x):#=!\ufeff", max_size=200), st.booleans())
-def test_code_that_is_found_is_never_blank_and_has_no_mark(text: str, named: bool) -> None:
+def test_code_reward_extract_code_that_is_found_is_never_blank_and_has_no_mark(text: str, named: bool) -> None:
     code = extract_code(text, "python", names={"f"} if named else ())
     assert code is None or (code.strip() and "\ufeff" not in code)
 
 
 @given(st.text(alphabet="abc=()\n ", min_size=1, max_size=60), st.sampled_from(["", " ", "   ", "\t", "> ", "- "]))
-def test_code_in_an_indented_fence_is_the_code(content: str, prefix: str) -> None:
+def test_code_reward_extract_code_in_an_indented_fence_is_the_code(content: str, prefix: str) -> None:
     """Whatever stands before the fence, the program is that of a plain fence."""
     code = "x = 1\n" + content.rstrip() + "\n"
     first, rest = prefix, "  " if prefix == "- " else prefix
@@ -127,7 +131,7 @@ def test_code_in_an_indented_fence_is_the_code(content: str, prefix: str) -> Non
     "piece",
     ["```python\n", "~~~\n", "> ", " ", "```", "\t", "- ", "1. ", "1. ```\n", ">>> ", "\n", "`", "def f\n", "> ```\n"],
 )
-def test_code_is_found_in_linear_time(piece: str) -> None:
+def test_code_reward_extract_code_is_found_in_linear_time(piece: str) -> None:
     def seconds(size: int) -> float:
         text = (piece * size)[:size] + ">" * 5000 + "```\n" + "> x\n" * 1000
         taken = []

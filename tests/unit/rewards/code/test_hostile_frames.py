@@ -36,7 +36,9 @@ EXPECTED = [1, 1.5, True, 1j, "a", b"", None, [1, 2], (1,), {1, 2}, {"a": [1]}, 
 
 @settings(max_examples=300, deadline=None)
 @given(trees, st.sampled_from(EXPECTED), st.sampled_from(["equal", "json", "exact"]), st.sampled_from([0.0, 0.1]))
-def test_any_tree_is_compared_or_refused(tree: Any, expected: Any, match: str, tolerance: float) -> None:
+def test_code_reward_hostile_frames_any_tree_is_compared_or_refused(
+    tree: Any, expected: Any, match: str, tolerance: float
+) -> None:
     assert same_value(tree, expected, match=match, tolerance=tolerance) in (True, False)
     exceptions.is_a(tree, "ValueError")
     with contextlib.suppress(wire.WireError):
@@ -45,7 +47,7 @@ def test_any_tree_is_compared_or_refused(tree: Any, expected: Any, match: str, t
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet='[]{},:"\\0a', max_size=200).map(str.encode))
-def test_any_bytes_are_a_message_or_none(body: bytes) -> None:
+def test_code_reward_hostile_frames_any_bytes_are_a_message_or_none(body: bytes) -> None:
     assert isinstance(claim(body), dict)
     frames.split(body)
     list(Router().feed(body))
@@ -53,7 +55,7 @@ def test_any_bytes_are_a_message_or_none(body: bytes) -> None:
 
 @settings(max_examples=200)
 @given(st.recursive(st.none() | st.text(alphabet='[]{}"\\a', max_size=5), st.lists, max_leaves=20))
-def test_nesting_is_counted_without_parsing(value: Any) -> None:
+def test_code_reward_hostile_frames_nesting_is_counted_without_parsing(value: Any) -> None:
     def depth(item: Any) -> int:
         return 1 + max(map(depth, item), default=0) if isinstance(item, list) else 0
 
@@ -71,7 +73,7 @@ def test_nesting_is_counted_without_parsing(value: Any) -> None:
     ],
     ids=["objects", "brackets", "texts", "quotes", "fewer objects"],
 )
-def test_large_nonsense_is_refused_before_it_is_parsed(body: bytes) -> None:
+def test_code_reward_hostile_frames_large_nonsense_is_refused_before_it_is_parsed(body: bytes) -> None:
     """Parsed, the first would take 6 GB."""
     tracemalloc.start()
     began = time.process_time()
@@ -85,7 +87,7 @@ def test_large_nonsense_is_refused_before_it_is_parsed(body: bytes) -> None:
     assert claim(body) == {}
 
 
-def test_a_message_that_is_parsed_here_costs_milliseconds_and_a_megabyte() -> None:
+def test_code_reward_hostile_frames_a_message_that_is_parsed_here_costs_milliseconds_and_a_megabyte() -> None:
     worst = (b"[],", b"{},", b"0,", b'"",', b"1e9,", b'"a":{},', b"[[[[]]]],")
     for part in worst:
         body = b'{"a":[' + part * ((MESSAGE_BYTES - 10) // len(part)) + b"1]}"
@@ -124,13 +126,13 @@ def test_a_message_that_is_parsed_here_costs_milliseconds_and_a_megabyte() -> No
         ["b", 5],
     ],
 )
-def test_values_that_no_candidate_honestly_has_are_refused(tree: Any) -> None:
+def test_code_reward_hostile_frames_values_that_no_candidate_honestly_has_are_refused(tree: Any) -> None:
     for expected in (1, 1j, [1], {1: 2}, "a", {1}):
         for tolerance in (0.0, 0.1):
             assert not same_value(tree, expected, tolerance=tolerance)
 
 
-def test_an_exception_of_every_kind_is_of_none() -> None:
+def test_code_reward_hostile_frames_an_exception_of_every_kind_is_of_none() -> None:
     everything = type("E", (KeyError, AttributeError, ZeroDivisionError, RuntimeError), {})
     two = type("Missing", (KeyError, AttributeError), {})
     assert not any(
@@ -145,7 +147,7 @@ def test_an_exception_of_every_kind_is_of_none() -> None:
     assert exceptions.is_a(exceptions.describe(OSError), "IOError")
 
 
-def test_finding_the_program_is_linear_in_the_answer() -> None:
+def test_code_reward_hostile_frames_finding_the_program_is_linear_in_the_answer() -> None:
     for text in ("```" + " " * 100_000 + "`", "~" * 100_000 + "`", "```" + "a" * 100_000 + "`", " " * 100_000 + "`"):
         began = time.process_time()
         extract_code(text, "python")
@@ -170,7 +172,7 @@ def f(*a): return 0
 @pytest.mark.parametrize(
     "body", ["b'{},' * 6_000_000", "b'[' * 9_000_000", 'b\'{"value":["c",1,["i","0x\' + b\'f\' * 400 + b\'"]]}\'']
 )
-async def test_frames_forced_into_a_candidates_pipes_cost_nothing(
+async def test_code_reward_hostile_frames_forced_into_a_candidates_pipes_cost_nothing(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 0.5)  # a pipe that nobody reads holds the candidate
@@ -188,7 +190,7 @@ async def test_frames_forced_into_a_candidates_pipes_cost_nothing(
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_values_made_up_by_the_candidates_side_are_wrong_answers(judge: Judge) -> None:
+async def test_code_reward_hostile_frames_values_made_up_by_the_candidates_side_are_wrong_answers(judge: Judge) -> None:
     code = """
 import json
 from inside import candidate
@@ -206,7 +208,7 @@ def f(): return 1
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_long_outputs_and_values_are_compared_in_a_sandbox(judge: Judge) -> None:
+async def test_code_reward_hostile_frames_long_outputs_and_values_are_compared_in_a_sandbox(judge: Judge) -> None:
     text = "a b\n" * 20_000
     long = [{"args": [], "returns": list(range(30_000))}]
     assert (await judge("print('a b\\n' * 20_000)", [{"stdout": text}])).correct
@@ -218,7 +220,7 @@ async def test_long_outputs_and_values_are_compared_in_a_sandbox(judge: Judge) -
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_python_literal_is_compared_with_its_type(judge: Judge) -> None:
+async def test_code_reward_hostile_frames_a_python_literal_is_compared_with_its_type(judge: Judge) -> None:
     for value, literal, right in (
         ("1", "1", True),
         ("True", "1", False),

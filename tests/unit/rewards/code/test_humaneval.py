@@ -63,7 +63,9 @@ async def solved(boxes: CodeSandboxes, problems: list[dict[str, Any]], before: s
     return [row["task_id"] for row, right in zip(problems, correct, strict=True) if right]
 
 
-async def test_all_canonical_solutions_pass(boxes: CodeSandboxes, problems: list[dict[str, Any]]) -> None:
+async def test_code_reward_humaneval_all_canonical_solutions_pass(
+    boxes: CodeSandboxes, problems: list[dict[str, Any]]
+) -> None:
     passed = await solved(boxes, problems, "", None)
     assert [row["task_id"] for row in problems if row["task_id"] not in passed] == []
 
@@ -81,7 +83,7 @@ async def test_all_canonical_solutions_pass(boxes: CodeSandboxes, problems: list
         ),
     ],
 )
-async def test_nothing_passes_that_solves_nothing(
+async def test_code_reward_humaneval_nothing_passes_that_solves_nothing(
     boxes: CodeSandboxes, problems: list[dict[str, Any]], before: str, body: str
 ) -> None:
     assert await solved(boxes, problems[::4], before, body) == []
@@ -89,5 +91,7 @@ async def test_nothing_passes_that_solves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ["pass", "os._exit(0)"])
-async def test_nor_on_any_problem(boxes: CodeSandboxes, problems: list[dict[str, Any]], body: str) -> None:
+async def test_code_reward_humaneval_nor_on_any_problem(
+    boxes: CodeSandboxes, problems: list[dict[str, Any]], body: str
+) -> None:
     assert await solved(boxes, problems, "import os\n", body) == []

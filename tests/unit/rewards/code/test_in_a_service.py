@@ -75,7 +75,7 @@ async def judgements(config: SandboxConfig) -> list[Judgement]:
         return list(await asyncio.gather(*work))
 
 
-async def test_rewards_are_those_of_this_machine(
+async def test_code_reward_service_rewards_are_those_of_this_machine(
     service: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, token, _ = service
@@ -85,7 +85,7 @@ async def test_rewards_are_those_of_this_machine(
     assert {judgement.value for judgement in here[: len(TASKS)]} == {0.0, 1.0}
 
 
-async def test_without_a_token_or_a_service_the_message_says_what_to_do(
+async def test_code_reward_service_without_a_token_or_a_service_the_message_says_what_to_do(
     service: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     url = service[0]
@@ -110,13 +110,13 @@ async def test_without_a_token_or_a_service_the_message_says_what_to_do(
         ({"ca_file": "x.pem"}, "ca_file is for a service"),
     ],
 )
-async def test_what_cannot_be_meant_is_refused(settings: dict[str, str], message: str) -> None:
+async def test_code_reward_service_what_cannot_be_meant_is_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message) as raised:
         SandboxConfig.model_validate(settings)
     assert "secret" not in str(raised.value.errors(include_input=False))
 
 
-async def test_a_token_that_is_revoked_in_mid_run_ends_the_run(
+async def test_code_reward_service_a_token_that_is_revoked_in_mid_run_ends_the_run(
     service: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _, database = service
@@ -143,7 +143,7 @@ def _sleeping() -> Any:
     return PythonCode(source="import time; time.sleep(60)", wall_s=60.0)
 
 
-async def test_where_the_quota_is_reached_a_run_waits_and_says_so(
+async def test_code_reward_service_where_the_quota_is_reached_a_run_waits_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if reason := missing("service"):

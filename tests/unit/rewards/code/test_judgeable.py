@@ -36,11 +36,11 @@ PACKAGES = frozenset({"pytest", "_pytest", "numpy"})
         ("import inspect\nassert 'for' not in inspect.getsource(f)", "looks at the code"),
     ],
 )
-def test_what_cannot_be_judged_is_named(tests: str, words: str) -> None:
+def test_code_reward_judgeable_what_cannot_be_judged_is_named(tests: str, words: str) -> None:
     assert words in why_not(parse_task(tests), PACKAGES)
 
 
-def test_what_can_be_judged_is_not_named() -> None:
+def test_code_reward_judgeable_what_can_be_judged_is_not_named() -> None:
     for tests, _, _ in CASES.values():
         assert why_not(parse_task(tests), PACKAGES) == ""
     for tests in (
@@ -56,12 +56,12 @@ def test_what_can_be_judged_is_not_named() -> None:
     assert why_not(parse_task("import pandas\nassert f() == 1"), None) == ""  # only the image knows
 
 
-def test_installed_packages_may_be_imported() -> None:
+def test_code_reward_judgeable_installed_packages_may_be_imported() -> None:
     assert {"numpy", "pytest"} <= (importable(SandboxConfig(packages=["numpy"])) or set())
     assert importable(SandboxConfig(runtime="docker")) is None
 
 
-def test_roll_check_counts_the_prompts_and_names_the_first(tmp_path: Path) -> None:
+def test_code_reward_judgeable_roll_check_counts_the_prompts_and_names_the_first(tmp_path: Path) -> None:
     rows = [
         {"prompt": "a", "tests": "assert f(1) == 1"},
         {"prompt": "b", "tests": "import pandas\nassert f(1) == 1"},

@@ -46,25 +46,25 @@ def travelled(value: Any) -> Any:
 
 
 @given(plain)
-def test_plain_data_keeps_value_and_type(value: Any) -> None:
+def test_code_reward_parts_plain_data_keeps_value_and_type(value: Any) -> None:
     again = wire.decode(travelled(value))
     assert sorted(repr(again)) == sorted(repr(value)) or again == value  # a set with NaN equals nothing, in any order
 
 
 @given(plain)
-def test_a_value_is_the_same_as_itself_unless_it_holds_nan(value: Any) -> None:
+def test_code_reward_parts_a_value_is_the_same_as_itself_unless_it_holds_nan(value: Any) -> None:
     if "nan" not in repr(value):
         assert same_value(travelled(value), value)
 
 
 @given(plain, plain)
-def test_values_are_the_same_where_python_says_so(one: Any, other: Any) -> None:
+def test_code_reward_parts_values_are_the_same_where_python_says_so(one: Any, other: Any) -> None:
     if "nan" not in repr(one) + repr(other):
         assert same_value(travelled(one), other) == (one == other)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=20), plain)
-def test_any_json_is_decoded_to_plain_data_or_refused(tree: Any, expected: Any) -> None:
+def test_code_reward_parts_any_json_is_decoded_to_plain_data_or_refused(tree: Any, expected: Any) -> None:
     same_value(tree, expected)
     try:
         value = wire.decode(tree)
@@ -91,19 +91,19 @@ class LyingList(list[int]):
         return True
 
 
-def test_subclasses_cross_as_what_they_hold_not_as_what_they_say() -> None:
+def test_code_reward_parts_subclasses_cross_as_what_they_hold_not_as_what_they_say() -> None:
     assert travelled(Liar(7)) == 7
     assert travelled(LyingList([9])) == ["l", 9]
     assert wire.decode(travelled(namedtuple("Point", "x y")(1, 2))) == (1, 2)
 
 
 @pytest.mark.parametrize("value", [object(), print, (i for i in ()), [object()], {1: len}, ValueError()])
-def test_everything_else_does_not_cross(value: Any) -> None:
+def test_code_reward_parts_everything_else_does_not_cross(value: Any) -> None:
     with pytest.raises(wire.NotPlainError):
         wire.encode(value)
 
 
-def test_depth_is_bounded_and_what_came_may_be_sent_back_in_a_list() -> None:
+def test_code_reward_parts_depth_is_bounded_and_what_came_may_be_sent_back_in_a_list() -> None:
     deep: Any = 0
     for _ in range(wire.MAX_DEPTH):
         deep = [deep]
@@ -117,7 +117,7 @@ def test_depth_is_bounded_and_what_came_may_be_sent_back_in_a_list() -> None:
         wire.decode(json.loads('["l",' * 80 + "0" + "]" * 80))
 
 
-def test_a_hostile_value_costs_no_more_than_the_right_one() -> None:
+def test_code_reward_parts_a_hostile_value_costs_no_more_than_the_right_one() -> None:
     """Integers that hash alike make large sets slow; sizes are compared first."""
     modulus = 2**61 - 1
     collisions = ["s", *(["i", hex(n * modulus)] for n in range(1, 200_000))]
@@ -125,7 +125,7 @@ def test_a_hostile_value_costs_no_more_than_the_right_one() -> None:
     assert not same_value(["d", *([["i", hex(n * modulus)], 0][i] for n in range(1, 9) for i in (0, 1))], {1: 0})
 
 
-def test_sets_that_would_take_long_to_build_are_refused_wherever_they_are_hidden() -> None:
+def test_code_reward_parts_sets_that_would_take_long_to_build_are_refused_wherever_they_are_hidden() -> None:
     """Of integers that hash alike, each is compared with all before it."""
     alike = [["i", hex(n * (2**61 - 1))] for n in range(1, 20_000)]
     for tag in "sz":
@@ -160,11 +160,11 @@ def test_sets_that_would_take_long_to_build_are_refused_wherever_they_are_hidden
         (["c", "1", 2], 1 + 2j, False),
     ],
 )
-def test_values_by_hand(tree: Any, expected: Any, same: bool) -> None:
+def test_code_reward_parts_values_by_hand(tree: Any, expected: Any, same: bool) -> None:
     assert same_value(tree, expected) is same
 
 
-def test_tolerance_and_loose_sequences() -> None:
+def test_code_reward_parts_tolerance_and_loose_sequences() -> None:
     assert same_value(0.3000001, 0.3, tolerance=1e-5)
     assert not same_value(0.31, 0.3, tolerance=1e-5)
     assert not same_value(1000001, 1000000, tolerance=1e-3)  # integers are exact
@@ -186,7 +186,7 @@ def test_tolerance_and_loose_sequences() -> None:
         ("", "", "lines", 0.0, True),
     ],
 )
-def test_printed_output(printed: str, expected: str, how: str, tolerance: float, same: bool) -> None:
+def test_code_reward_parts_printed_output(printed: str, expected: str, how: str, tolerance: float, same: bool) -> None:
     assert same_output(printed, expected, how, tolerance) is same
 
 
@@ -211,12 +211,12 @@ def test_printed_output(printed: str, expected: str, how: str, tolerance: float,
         ("```python\n```", "python", None),
     ],
 )
-def test_the_program_is_found(text: str, language: str, code: str | None) -> None:
+def test_code_reward_parts_the_program_is_found(text: str, language: str, code: str | None) -> None:
     assert extract_code(text, language) == code
 
 
 @given(st.text(alphabet="`~ \npydef(x):#=!", max_size=200))
-def test_finding_a_program_never_fails(text: str) -> None:
+def test_code_reward_parts_finding_a_program_never_fails(text: str) -> None:
     for language in ("python", "bash", "javascript", "cpp"):
         code = extract_code(text, language)
         assert code is None or code.strip()
@@ -227,7 +227,7 @@ def kinds(tests: Any, **settings: Any) -> list[str]:
     return [case.kind if isinstance(case, TestCase) else type(case).__name__ for case in cases]
 
 
-def test_every_form_of_tests_is_read() -> None:
+def test_code_reward_parts_every_form_of_tests_is_read() -> None:
     assert kinds([{"stdin": "1", "stdout": "2"}]) == ["StdinCase"]
     assert kinds('[{"stdin": "1", "stdout": "2"}]') == ["StdinCase"]
     assert kinds({"cases": [{"args": [1], "returns": 2}], "entry_point": "f"}) == ["CallCase"]
@@ -244,7 +244,7 @@ def test_every_form_of_tests_is_read() -> None:
     assert kinds([{"stdin": None, "stdout": None, "args": [1], "returns": 2}], entry="f") == ["CallCase"]
 
 
-def test_asserts_of_plain_data_become_calls_and_others_do_not() -> None:
+def test_code_reward_parts_asserts_of_plain_data_become_calls_and_others_do_not() -> None:
     (case,) = parse_task(["assert f([1, 2], key=-1.5) == {'a': (1,)}"]).cases
     assert isinstance(case, CallCase)
     assert (case.entry, case.returns, case.match) == ("f", {"a": (1,)}, "equal")
@@ -295,18 +295,18 @@ def test_asserts_of_plain_data_become_calls_and_others_do_not() -> None:
         ([{"stdout": "1"}] * 1001, {}, "1001 cases, at most 1000"),
     ],
 )
-def test_malformed_tests_say_what_is_wrong(tests: Any, settings: dict[str, Any], words: str) -> None:
+def test_code_reward_parts_malformed_tests_say_what_is_wrong(tests: Any, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(MalformedTestsError) as caught:
         parse_task(tests, **settings)
     assert words in str(caught.value)
 
 
-def test_stdin_cases_may_have_arguments() -> None:
+def test_code_reward_parts_stdin_cases_may_have_arguments() -> None:
     (case,) = parse_task([{"stdout": "", "args": ["-n", 3]}]).cases
     assert case == StdinCase(stdin="", stdout="", args=("-n", "3"))
 
 
-def test_limits_adapt_to_right_answers() -> None:
+def test_code_reward_parts_limits_adapt_to_right_answers() -> None:
     """T = min(max(2, 1.5 * anchor), 30), and 30 before there is an anchor."""
     limits = AdaptiveLimits(CodeReward(type="code"))
     assert limits.cpu_s("p", 0) == 30.0
@@ -320,7 +320,7 @@ def test_limits_adapt_to_right_answers() -> None:
     assert (limits.cpu_s("p", 1), limits.cpu_s("q", 0)) == (30.0, 30.0)
 
 
-def test_anchors_survive_as_json_and_the_longest_unused_prompt_is_forgotten_first() -> None:
+def test_code_reward_parts_anchors_survive_as_json_and_the_longest_unused_prompt_is_forgotten_first() -> None:
     limits = AdaptiveLimits(CodeReward(type="code"), most_cases=4)
     for uid, case, cpu_s in (("a", 0, 4.0), ("a", 1, 6.0), ("b", 0, 8.0), ("c", 2, 10.0)):
         limits.passed(uid, case, cpu_s)
@@ -333,7 +333,7 @@ def test_anchors_survive_as_json_and_the_longest_unused_prompt_is_forgotten_firs
         assert [found.cpu_s(*key) for key in (("a", 0), ("a", 1), ("b", 0), ("c", 2), ("d", 0))] == [6, 9, 30, 15, 18]
 
 
-def test_running_unisolated_must_be_asked_for_in_so_many_words() -> None:
+def test_code_reward_parts_running_unisolated_must_be_asked_for_in_so_many_words() -> None:
     load = TypeAdapter(SandboxConfig).validate_python
     with pytest.raises(ValidationError, match="could read and delete your files"):
         load({"runtime": "subprocess"})
@@ -342,7 +342,7 @@ def test_running_unisolated_must_be_asked_for_in_so_many_words() -> None:
     assert load({"runtime": "subprocess", "trust_programs": True}).trust_programs
 
 
-def test_a_missing_tool_chain_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_reward_parts_a_missing_tool_chain_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     from roll.rewards.code.sandboxes import CodeSandboxes
 
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
@@ -353,7 +353,7 @@ def test_a_missing_tool_chain_is_refused_before_training(monkeypatch: pytest.Mon
         code_verifier(CodeReward(type="code"), None)
 
 
-def test_packages_come_with_what_they_require() -> None:
+def test_code_reward_parts_packages_come_with_what_they_require() -> None:
     targets = [mount.target for mount in package_mounts(["pytest"], "/p")]
     assert {"/p/pytest", "/p/_pytest", "/p/pluggy"} <= set(targets)
     with pytest.raises(ConfigError, match="'no-such-package'"):

@@ -79,14 +79,16 @@ NESTED = {"inputs": [[1]], "outputs": [[2]], "fn_name": "f"}
         ("print(input())", {"language": "python", "test_cases": [{"type": "stdin_stdout", **ECHO}]}, True),
     ],
 )
-async def test_code_tests_of_published_data_sets(
+async def test_code_reward_published_forms_code_tests_of_published_data_sets(
     judge: Judge, code: str, tests: Any, right: bool, as_text: bool
 ) -> None:
     judgement = await judge(code, json.dumps(tests) if as_text else tests)
     assert judgement.correct is right, judgement
 
 
-async def test_code_imports_of_online_judges_are_there_for_functions_that_they_call(judge: Judge) -> None:
+async def test_code_reward_published_forms_code_imports_of_online_judges_are_there_for_functions_that_they_call(
+    judge: Judge,
+) -> None:
     code = "class Solution:\n    def f(self, x: List[int]) -> int:\n        return {expression}"
     for expression in ("Counter(x)[1]", "math.gcd(*x)", "gcd(*x)", "len(deque(x)) // 2", "heapq.nsmallest(1, x)[0]"):
         tests = {"inputs": [[[1, 2]]], "outputs": [1], "fn_name": "f"}
@@ -96,13 +98,15 @@ async def test_code_imports_of_online_judges_are_there_for_functions_that_they_c
     assert (await judge(own, {"inputs": [[[1, 2]]], "outputs": [7], "fn_name": "f"})).correct is True
 
 
-async def test_code_of_an_answer_with_several_blocks_is_the_one_under_test(boxes: CodeSandboxes) -> None:
+async def test_code_reward_published_forms_code_of_an_answer_with_several_blocks_is_the_one_under_test(
+    boxes: CodeSandboxes,
+) -> None:
     verifier = CodeVerifier(CodeReward(type="code"), boxes)
     text = f"```python\n{METHOD}\n```\nUse it:\n```python\nprint(Solution().f(1))\n```\n```python\n>>> f(1)\n2\n```"
     assert (await verifier.judge(rollout(text, {"tests": NESTED}))).correct is True
 
 
-async def test_code_may_import_numpy_without_a_setting(judge: Judge) -> None:
+async def test_code_reward_published_forms_code_may_import_numpy_without_a_setting(judge: Judge) -> None:
     assert (
         await judge("import numpy as np\nprint(np.arange(3).sum())", [{"stdin": "", "stdout": "3"}])
     ).correct is True
@@ -112,7 +116,7 @@ def settings(**values: Any) -> SandboxConfig:
     return SandboxConfig.model_validate(values)
 
 
-async def test_code_packages_are_numpy_where_sandboxes_have_this_python() -> None:
+async def test_code_reward_published_forms_code_packages_are_numpy_where_sandboxes_have_this_python() -> None:
     assert settings().program_packages == ["numpy"]
     assert settings(packages=[]).program_packages == []
     assert settings(packages=["sympy"]).program_packages == ["sympy"]
@@ -139,13 +143,15 @@ async def test_code_packages_are_numpy_where_sandboxes_have_this_python() -> Non
         ([{"input": "1", "output": "1", "inptu": 2}], "unknown key 'inptu'"),
     ],
 )
-async def test_code_tests_that_cannot_be_read_say_what_is_wrong(tests: Any, words: str) -> None:
+async def test_code_reward_published_forms_code_tests_that_cannot_be_read_say_what_is_wrong(
+    tests: Any, words: str
+) -> None:
     with pytest.raises(MalformedTestsError) as caught:
         parse_task(tests)
     assert words in str(caught.value)
 
 
-async def test_code_pairs_become_cases() -> None:
+async def test_code_reward_published_forms_code_pairs_become_cases() -> None:
     (call,) = parse_task(NESTED).cases
     assert isinstance(call, CallCase) and (call.entry, call.match, call.returns) == ("f", "wrapped", [2])
     assert wire.decode(call.args) == (1,)
@@ -164,14 +170,18 @@ async def test_code_pairs_become_cases() -> None:
         ((1, 2), [[1, 2]], True),
     ],
 )
-async def test_code_wrapped_results_are_the_list_or_its_only_item(value: Any, expected: Any, same: bool) -> None:
+async def test_code_reward_published_forms_code_wrapped_results_are_the_list_or_its_only_item(
+    value: Any, expected: Any, same: bool
+) -> None:
     assert same_value(json.loads(json.dumps(wire.encode(value))), expected, match="wrapped") is same
 
 
 # ---- time
 
 
-async def test_code_time_of_a_case_and_of_an_answer_is_bounded_by_default(boxes: CodeSandboxes) -> None:
+async def test_code_reward_published_forms_code_time_of_a_case_and_of_an_answer_is_bounded_by_default(
+    boxes: CodeSandboxes,
+) -> None:
     config = CodeReward(type="code")
     cases = [{"stdin": str(n), "stdout": "1"} for n in range(20)]
     run = CandidateRun(boxes, parse_task(cases), "", config, asyncio.get_running_loop().time() + config.time_limit_s)
@@ -183,7 +193,7 @@ async def test_code_time_of_a_case_and_of_an_answer_is_bounded_by_default(boxes:
     assert wall_s is not None and wall_s <= 180.0
 
 
-async def test_code_time_limit_is_one_of_all_cases_together(boxes: CodeSandboxes) -> None:
+async def test_code_reward_published_forms_code_time_limit_is_one_of_all_cases_together(boxes: CodeSandboxes) -> None:
     """What is left is shared by calls and tests; once it is over, no further sandbox is asked for."""
     task = parse_task([{"args": [1], "returns": 1}, "assert f(1) < 2"], entry="f")
     plain, test = task.cases

@@ -220,7 +220,9 @@ CASES: dict[str, tuple[str, str, tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("what", CASES)
-async def test_a_right_answer_passes_and_a_wrong_one_does_not(judge: Judge, what: str) -> None:
+async def test_code_reward_right_answers_a_right_answer_passes_and_a_wrong_one_does_not(
+    judge: Judge, what: str
+) -> None:
     tests, code, (old, new) = CASES[what]
     right = await judge(code, {"pytest" if "def test_" in tests else "assert": tests})
     assert right.correct, right
@@ -264,7 +266,9 @@ DECIDED_BY_OBJECTS = (
 @pytest.mark.parametrize(
     "equal", ["True", "type(o) is type(self)", "not self.a or not o.a", "__import__('random').random() < 0.5"]
 )
-async def test_objects_that_are_equal_to_everything_decide_nothing(judge: Judge, equal: str) -> None:
+async def test_code_reward_right_answers_objects_that_are_equal_to_everything_decide_nothing(
+    judge: Judge, equal: str
+) -> None:
     """Also where they are equal to everything of their own class only, or to the test's objects alone."""
     code = WILD.format(name="Vector", equal=equal)
     tests = DECIDED_BY_OBJECTS if equal == "True" else DECIDED_BY_OBJECTS[:6]
@@ -308,18 +312,20 @@ FORGED = {
 
 
 @pytest.mark.parametrize("what", FORGED)
-async def test_forged_claims_of_objects_are_not_believed(judge: Judge, what: str) -> None:
+async def test_code_reward_right_answers_forged_claims_of_objects_are_not_believed(judge: Judge, what: str) -> None:
     code, tests = FORGED[what]
     judgement = await judge(code, {"pytest" if "def test_" in tests else "assert": tests})
     assert (judgement.value, judgement.correct) == (0.0, False)
 
 
-async def test_a_class_that_derives_from_the_answers_is_refused_by_name(judge: Judge) -> None:
+async def test_code_reward_right_answers_a_class_that_derives_from_the_answers_is_refused_by_name(judge: Judge) -> None:
     with pytest.raises(UnscorableError, match="derive a class from the answer's Animal"):
         await judge("class Animal: legs = 4", {"assert": "class Dog(Animal):\n  pass\nassert Dog().legs == 4"})
 
 
-async def test_arithmetic_and_membership_of_what_an_answer_returns_are_told_nothing(judge: Judge) -> None:
+async def test_code_reward_right_answers_arithmetic_and_membership_of_what_an_answer_returns_are_told_nothing(
+    judge: Judge,
+) -> None:
     """`in` looks through the items; an operator needs objects that the test made."""
     code = "class Money:\n  def __init__(self, n): self.n = n\n  __sub__ = __add__ = lambda self, o: 0\n"
     code += "  __contains__ = lambda self, o: True\n  def __iter__(self): return iter([1])\n"
@@ -330,7 +336,9 @@ async def test_arithmetic_and_membership_of_what_an_answer_returns_are_told_noth
         assert (await judge(code, {"assert": f"assert {test}"})).value == 1.0, test
 
 
-async def test_tests_that_import_numpy_run_where_programs_may_import_it(boxes: CodeSandboxes) -> None:
+async def test_code_reward_right_answers_tests_that_import_numpy_run_where_programs_may_import_it(
+    boxes: CodeSandboxes,
+) -> None:
     """Arrays cross as numbers of their type and shape."""
     tests = (
         "import numpy as np\nfrom solution import f, g\n"

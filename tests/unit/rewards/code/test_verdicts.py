@@ -67,7 +67,7 @@ CALLS = [{"args": [1, 2], "returns": 3}, {"args": ["a", "b"], "returns": "ab"}]
         ("def f(a): return 1", "try:\n  f(1)\n  assert False\nexcept ValueError:\n  pass", None, "wrong 0/1"),
     ],
 )
-async def test_verdicts(judge: Judge, code: str, tests: Any, entry: str | None, verdict: str) -> None:
+async def test_code_reward_verdicts(judge: Judge, code: str, tests: Any, entry: str | None, verdict: str) -> None:
     judgement = await judge(code, tests, entry=entry)
     assert (judgement.verdict, judgement.correct) == (verdict, verdict == "correct")
     assert judgement.value == float(verdict == "correct")
@@ -105,14 +105,14 @@ class TestErrors:
         ("import os\ndef f(x): os._exit(0)", 0.0),
     ],
 )
-async def test_files_of_pytest(judge: Judge, code: str, share: float) -> None:
+async def test_code_reward_verdicts_files_of_pytest(judge: Judge, code: str, share: float) -> None:
     judgement = await judge(code, PYTEST_FILE, credit="share")
     assert judgement.value == pytest.approx(share)
     assert judgement.correct is (share == 1)
     assert (await judge(code, {"pytest": PYTEST_FILE})).value == float(share == 1)
 
 
-async def test_partial_credit_counts_cases_and_each_has_a_metric(judge: Judge) -> None:
+async def test_code_reward_verdicts_partial_credit_counts_cases_and_each_has_a_metric(judge: Judge) -> None:
     tests = [{"args": [n], "returns": n * n} for n in range(4)]
     judgement = await judge("def f(x): return x", tests, entry="f", credit="share", case_metrics=3)
     assert (judgement.value, judgement.correct, judgement.verdict) == (0.5, False, "wrong 2/4")
@@ -136,7 +136,9 @@ async def test_partial_credit_counts_cases_and_each_has_a_metric(judge: Judge) -
         ("x = []\nwhile True: x.append(bytearray(10 ** 7))", "memory 0/1"),
     ],
 )
-async def test_limits(judge: Judge, monkeypatch: pytest.MonkeyPatch, code: str, verdict: str) -> None:
+async def test_code_reward_verdicts_limits(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch, code: str, verdict: str
+) -> None:
     monkeypatch.setattr(program, "SHORTEST_WALL_S", 2.0 if "sleep" in code else 60.0)
     cpu_s = 20.0 if "bytearray" in code else 0.3
     limits = {"max_cpu_s": cpu_s, "min_cpu_s": cpu_s, "wall_factor": 1, "max_output_bytes": 9999}
@@ -144,7 +146,7 @@ async def test_limits(judge: Judge, monkeypatch: pytest.MonkeyPatch, code: str, 
     assert (judgement.verdict, judgement.value) == (verdict, 0.0)
 
 
-async def test_a_case_over_its_time_leaves_the_others_their_verdict(judge: Judge) -> None:
+async def test_code_reward_verdicts_a_case_over_its_time_leaves_the_others_their_verdict(judge: Judge) -> None:
     tests = [{"args": [n], "returns": n} for n in (1, 0, 2)]
     code = "def f(n):\n  while n == 0: pass\n  return n"
     shared = await judge(code, tests, entry="f", credit="share", max_cpu_s=0.3, min_cpu_s=0.3)
@@ -173,7 +175,7 @@ async def test_a_case_over_its_time_leaves_the_others_their_verdict(judge: Judge
         ),
     ],
 )
-async def test_languages(judge: Judge, language: str, right: str, wrong: str) -> None:
+async def test_code_reward_verdicts_languages(judge: Judge, language: str, right: str, wrong: str) -> None:
     if reason := missing_tool(language):
         pytest.skip(reason)
     tests = [{"stdin": "1 2", "stdout": "3\n"}, {"stdin": "20 22", "stdout": "42\n"}]
@@ -183,21 +185,23 @@ async def test_languages(judge: Judge, language: str, right: str, wrong: str) ->
 
 @pytest.mark.parametrize("language", ["python", "bash"])
 @pytest.mark.parametrize("code", ["\ud800", "'\udcff'", "x = '\0'", "(" * 5000, "-" * 60_000 + "1"])
-async def test_programs_that_are_hardly_text_are_the_answers_failure(judge: Judge, language: str, code: str) -> None:
+async def test_code_reward_verdicts_programs_that_are_hardly_text_are_the_answers_failure(
+    judge: Judge, language: str, code: str
+) -> None:
     for tests in ([{"stdout": "1"}], [{"stdout": "1"}] * 2):
         assert (await judge(code, tests, language=language)).value == 0.0
     if language == "python":
         assert (await judge(code, ["assert f(int('1')) == 1"])).value == 0.0
 
 
-async def test_a_program_that_does_not_compile(judge: Judge) -> None:
+async def test_code_reward_verdicts_a_program_that_does_not_compile(judge: Judge) -> None:
     if reason := missing_tool("cpp"):
         pytest.skip(reason)
     judgement = await judge("int main() { return x; }", [{"stdout": ""}], language="cpp")
     assert (judgement.verdict, judgement.value) == ("no build 0/1", 0.0)
 
 
-async def test_a_program_may_read_its_input_in_any_way_and_leave_as_it_likes(judge: Judge) -> None:
+async def test_code_reward_verdicts_a_program_may_read_its_input_in_any_way_and_leave_as_it_likes(judge: Judge) -> None:
     code = """
 import atexit, sys, threading
 atexit.register(lambda: print("end"))
@@ -222,14 +226,14 @@ if __name__ == "__main__":
         ([{"stdin": "x" * (17 * 2**20), "stdout": "1"}], {}, "the cases have 17,825,7.. bytes"),
     ],
 )
-async def test_mistakes_in_the_tests_are_infrastructure_errors_that_name_the_prompt(
+async def test_code_reward_verdicts_mistakes_in_the_tests_are_infrastructure_errors_that_name_the_prompt(
     judge: Judge, tests: Any, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UnscorableError, match=f"prompt 'd/0': its tests cannot be (used|run): .*{words}"):
         await judge("def f(x): return 1", tests, **settings)
 
 
-async def test_a_missing_column_and_missing_code_are_told_apart(boxes: CodeSandboxes) -> None:
+async def test_code_reward_verdicts_a_missing_column_and_missing_code_are_told_apart(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", max_code_bytes=100), boxes)
     with pytest.raises(MalformedPromptError, match=r"there is no column 'tests' \(columns: test\)"):
         await verifier.judge(rollout("```python\n1\n```", {"test": []}))
@@ -243,7 +247,7 @@ async def test_a_missing_column_and_missing_code_are_told_apart(boxes: CodeSandb
         assert (judgement.value, judgement.correct, judgement.verdict) == (0.0, False, verdict)
 
 
-async def test_the_limit_follows_right_answers(boxes: CodeSandboxes) -> None:
+async def test_code_reward_verdicts_the_limit_follows_right_answers(boxes: CodeSandboxes) -> None:
     verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=1.0), boxes)
     metadata = {"tests": [{"stdout": "1"}]}
     busy = "import time\nwhile time.process_time() < {}: pass\nprint(1)"
@@ -254,7 +258,7 @@ async def test_the_limit_follows_right_answers(boxes: CodeSandboxes) -> None:
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
 
 
-async def test_a_resumed_verifier_is_as_strict_as_the_one_before_it(boxes: CodeSandboxes) -> None:
+async def test_code_reward_verdicts_a_resumed_verifier_is_as_strict_as_the_one_before_it(boxes: CodeSandboxes) -> None:
     config = CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=3.0, cpu_factor=1.5)
     metadata = {"tests": [{"stdout": "1"}]}
     slow = rollout("import time\nwhile time.process_time() < 0.6: pass\nprint(1)", metadata)
@@ -268,7 +272,7 @@ async def test_a_resumed_verifier_is_as_strict_as_the_one_before_it(boxes: CodeS
 
 
 @pytest.mark.slow
-async def test_a_right_answer_passes_on_a_machine_that_is_loaded_eight_times(judge: Judge) -> None:
+async def test_code_reward_verdicts_a_right_answer_passes_on_a_machine_that_is_loaded_eight_times(judge: Judge) -> None:
     """Half a second of CPU takes longer than the limit of two seconds on the clock, and is no failure."""
     busy = "import time\nwhile time.process_time() < 0.7: pass\nprint(1)"
     burners = [
@@ -286,7 +290,7 @@ async def test_a_right_answer_passes_on_a_machine_that_is_loaded_eight_times(jud
             burner.wait()
 
 
-async def test_many_answers_at_once_keep_their_verdicts(judge: Judge) -> None:
+async def test_code_reward_verdicts_many_answers_at_once_keep_their_verdicts(judge: Judge) -> None:
     async def one(n: int) -> bool:
         tests = [{"args": [n], "returns": n}, "assert f(int('7')) == 7"]
         code = "def f(x): return x" if n % 2 else "def f(x): return -x"

@@ -48,7 +48,7 @@ def files_of(cache: ImageCache, image: Any) -> list[str]:
     )
 
 
-def test_an_image_is_known_by_its_names_and_its_digest(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_an_image_is_known_by_its_names_and_its_digest(cache: ImageCache, tmp_path: Path) -> None:
     image = added(cache, layout(tmp_path, BASE, [file("new", b"x")], Env=["A=b=c"], WorkingDir="/app"))
     assert cache.resolve("world:1") == cache.resolve(image.digest) == image
     assert (image.env, image.cwd, image.uid, image.gid) == ({"A": "b=c"}, "/app", 1000, 1000)
@@ -59,7 +59,7 @@ def test_an_image_is_known_by_its_names_and_its_digest(cache: ImageCache, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["", "UPPER", "a b", "a/../b", "a:b:c", "x@sha256:12", "/abs", "a" * 300, "a:\0"])
-def test_what_is_no_name_is_refused(cache: ImageCache, name: str) -> None:
+def test_sandbox_image_cache_what_is_no_name_is_refused(cache: ImageCache, name: str) -> None:
     with pytest.raises(SandboxRequestError):
         cache.resolve(name)
 
@@ -75,7 +75,7 @@ def test_what_is_no_name_is_refused(cache: ImageCache, name: str) -> None:
         ("r.example/x:1@sha256:" + "0" * 64, "r.example/x@sha256:" + "0" * 64),
     ],
 )
-def test_names_are_read_as_docker_reads_them(name: str, whole: str) -> None:
+def test_sandbox_image_cache_names_are_read_as_docker_reads_them(name: str, whole: str) -> None:
     assert str(reference_of(name)) == whole
 
 
@@ -91,12 +91,16 @@ def test_names_are_read_as_docker_reads_them(name: str, whole: str) -> None:
         ("7", (7, 0)),
     ],
 )
-def test_the_user_is_looked_up_in_the_image(cache: ImageCache, tmp_path: Path, user: str, ids: tuple[int, int]) -> None:
+def test_sandbox_image_cache_the_user_is_looked_up_in_the_image(
+    cache: ImageCache, tmp_path: Path, user: str, ids: tuple[int, int]
+) -> None:
     image = added(cache, layout(tmp_path, BASE, GROUPS, User=user))
     assert (image.uid, image.gid) == ids
 
 
-def test_the_list_of_users_is_not_looked_for_outside_of_the_image(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_the_list_of_users_is_not_looked_for_outside_of_the_image(
+    cache: ImageCache, tmp_path: Path
+) -> None:
     with pytest.raises(BadImageError, match="does not have"):
         added(cache, layout(tmp_path, [symlink("etc", "/etc")], User="daemon"))
     with pytest.raises(BadImageError, match="does not have"):
@@ -108,7 +112,7 @@ def test_the_list_of_users_is_not_looked_for_outside_of_the_image(cache: ImageCa
     [{"Env": ["A=b\0c"]}, {"Env": ["A\nB=c"]}, {"Env": ["=x"]}, {"Env": "A=b"}, {"User": 7}, {"WorkingDir": "a\0"}],
     ids=str,
 )
-def test_a_configuration_that_no_program_can_be_given_is_refused(
+def test_sandbox_image_cache_a_configuration_that_no_program_can_be_given_is_refused(
     cache: ImageCache, tmp_path: Path, config: dict[str, Any]
 ) -> None:
     with pytest.raises(BadImageError):
@@ -116,11 +120,11 @@ def test_a_configuration_that_no_program_can_be_given_is_refused(
     assert cache.list() == []
 
 
-def test_a_newline_in_a_value_is_a_value(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_a_newline_in_a_value_is_a_value(cache: ImageCache, tmp_path: Path) -> None:
     assert added(cache, layout(tmp_path, Env=["A=b\nc"])).env == {"A": "b\nc"}
 
 
-def test_all_ways_to_write_an_image_give_the_same_files(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_all_ways_to_write_an_image_give_the_same_files(cache: ImageCache, tmp_path: Path) -> None:
     layers = [BASE, [file("new", b"x")]]
     nested = write_layout(tmp_path / "nested", build(layers), nested=True)
     saved = write_saved(tmp_path / "saved.tar", layers, "3")
@@ -145,7 +149,7 @@ def _pack(directory: Path, target: Path) -> None:
         archive.add(directory, ".")
 
 
-def test_the_same_directory_is_the_same_image(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_the_same_directory_is_the_same_image(cache: ImageCache, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
@@ -155,7 +159,9 @@ def test_the_same_directory_is_the_same_image(cache: ImageCache, tmp_path: Path)
 
 
 @pytest.mark.parametrize("which", ["config", "layer", "manifest", "missing"])
-def test_content_that_is_not_what_its_name_says_is_refused(cache: ImageCache, tmp_path: Path, which: str) -> None:
+def test_sandbox_image_cache_content_that_is_not_what_its_name_says_is_refused(
+    cache: ImageCache, tmp_path: Path, which: str
+) -> None:
     built = build([BASE])
     path = write_layout(tmp_path / "layout", built)
     layer = next(each for each in built.blobs if each not in (built.config, built.manifest))
@@ -170,7 +176,9 @@ def test_content_that_is_not_what_its_name_says_is_refused(cache: ImageCache, tm
     assert list((cache.root / "layers").glob("*")) == list((cache.root / "tmp").glob("*")) == []
 
 
-def test_a_layer_must_be_the_one_that_the_configuration_means(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_a_layer_must_be_the_one_that_the_configuration_means(
+    cache: ImageCache, tmp_path: Path
+) -> None:
     one, other = build([BASE], packed=False), build([GROUPS], packed=False)
     with open_source(write_layout(tmp_path / "one", one)) as source:
         source.open_layer = lambda number: contextlib.nullcontext(io.BytesIO(other.blobs[other.layers[0]]))
@@ -180,14 +188,16 @@ def test_a_layer_must_be_the_one_that_the_configuration_means(cache: ImageCache,
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b"{}", b'{"manifests": 1}', b'{"manifests": [{}]}', b"[" * 100_000])
-def test_a_layout_that_says_nonsense_is_refused(cache: ImageCache, tmp_path: Path, said: bytes) -> None:
+def test_sandbox_image_cache_a_layout_that_says_nonsense_is_refused(
+    cache: ImageCache, tmp_path: Path, said: bytes
+) -> None:
     path = layout(tmp_path)
     (path / "index.json").write_bytes(said)
     with pytest.raises(BadImageError):
         added(cache, path)
 
 
-def test_a_saved_image_reads_no_file_of_this_machine(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_a_saved_image_reads_no_file_of_this_machine(cache: ImageCache, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("{}")
     (tmp_path / "layout").mkdir()
     (tmp_path / "layout" / "manifest.json").write_text(
@@ -197,7 +207,7 @@ def test_a_saved_image_reads_no_file_of_this_machine(cache: ImageCache, tmp_path
         added(cache, tmp_path / "layout")
 
 
-def test_an_image_for_another_machine_is_refused(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_an_image_for_another_machine_is_refused(cache: ImageCache, tmp_path: Path) -> None:
     path = layout(tmp_path)
     index = json.loads((path / "index.json").read_text())
     index["manifests"][0]["platform"] = {"os": "linux", "architecture": "mips"}
@@ -206,7 +216,7 @@ def test_an_image_for_another_machine_is_refused(cache: ImageCache, tmp_path: Pa
         added(cache, path)
 
 
-def test_layers_are_shared_and_go_with_the_last_image(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_layers_are_shared_and_go_with_the_last_image(cache: ImageCache, tmp_path: Path) -> None:
     one = added(cache, layout(tmp_path, BASE, [file("a")], name="one"), "one")
     two = added(cache, layout(tmp_path, BASE, [file("b")], name="two"), "two")
     assert one.layers[0] == two.layers[0]
@@ -219,7 +229,7 @@ def test_layers_are_shared_and_go_with_the_last_image(cache: ImageCache, tmp_pat
     assert [list((cache.root / name).iterdir()) for name in ("layers", "images", "tmp")] == [[], [], []]
 
 
-def test_a_name_that_comes_to_mean_another_image_leaves_the_old_one_to_its_digest(
+def test_sandbox_image_cache_a_name_that_comes_to_mean_another_image_leaves_the_old_one_to_its_digest(
     cache: ImageCache, tmp_path: Path
 ) -> None:
     old = added(cache, layout(tmp_path, BASE, name="one"))
@@ -229,7 +239,7 @@ def test_a_name_that_comes_to_mean_another_image_leaves_the_old_one_to_its_diges
     assert [each.names for each in cache.list() if each.image == old] == [()]
 
 
-def test_what_was_used_least_lately_goes_when_the_budget_is_spent(tmp_path: Path) -> None:
+def test_sandbox_image_cache_what_was_used_least_lately_goes_when_the_budget_is_spent(tmp_path: Path) -> None:
     cache = ImageCache(tmp_path / "cache", budget_bytes=140_000)
     images = {}
     for number, name in enumerate(("first", "second", "third")):
@@ -242,7 +252,7 @@ def test_what_was_used_least_lately_goes_when_the_budget_is_spent(tmp_path: Path
     }
 
 
-def test_what_somebody_holds_stays(tmp_path: Path) -> None:
+def test_sandbox_image_cache_what_somebody_holds_stays(tmp_path: Path) -> None:
     cache = ImageCache(tmp_path / "cache", budget_bytes=50_000)
     held = added(cache, layout(tmp_path, [file("data", os.urandom(30_000))], name="held"), "held")
     hold = ImageCache(cache.root).hold(held)
@@ -260,14 +270,14 @@ def test_what_somebody_holds_stays(tmp_path: Path) -> None:
         cache.hold(held)
 
 
-def test_an_image_larger_than_the_budget_is_refused(tmp_path: Path) -> None:
+def test_sandbox_image_cache_an_image_larger_than_the_budget_is_refused(tmp_path: Path) -> None:
     cache = ImageCache(tmp_path / "cache", budget_bytes=20_000)
     with pytest.raises(BadImageError, match="budget"):
         added(cache, layout(tmp_path, [file("data", bytes(2**20))]))
     assert list((cache.root / "layers").iterdir()) == []
 
 
-def test_the_budget_can_be_set_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_image_cache_the_budget_can_be_set_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_IMAGES_BYTES", "123")
     assert default_budget_bytes() == 123
     monkeypatch.setenv("ROLL_SANDBOX_IMAGES_BYTES", "1G")
@@ -291,7 +301,9 @@ def _add_and_die(root: Path, path: Path) -> None:
         ImageCache(root).add("world:1", Dying(source))
 
 
-def test_who_is_killed_amid_an_import_leaves_no_half_image(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_who_is_killed_amid_an_import_leaves_no_half_image(
+    cache: ImageCache, tmp_path: Path
+) -> None:
     path = layout(tmp_path, BASE, GROUPS)
     child = multiprocessing.get_context("fork").Process(target=_add_and_die, args=(cache.root, path))
     child.start()
@@ -311,7 +323,9 @@ def _add_many(root: Path, paths: list[Path], barrier: Any) -> None:
         added(ImageCache(root), path, f"world:{number}")
 
 
-def test_imports_at_the_same_time_do_not_disturb_each_other(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_imports_at_the_same_time_do_not_disturb_each_other(
+    cache: ImageCache, tmp_path: Path
+) -> None:
     paths = [layout(tmp_path, BASE, [file(f"f{number}")], name=f"l{number}") for number in range(4)]
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(3)
@@ -325,13 +339,15 @@ def test_imports_at_the_same_time_do_not_disturb_each_other(cache: ImageCache, t
         assert files_of(cache, cache.resolve(f"world:{number}")) == ["etc/passwd", f"f{number}"]
 
 
-def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_sandbox_image_cache_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SandboxUnavailableError, match="ROLL_CACHE"):
         added(ImageCache(tmp_path / "file" / "cache"), layout(tmp_path))
 
 
-def test_who_looks_at_an_image_does_not_keep_it_from_being_used(cache: ImageCache, tmp_path: Path) -> None:
+def test_sandbox_image_cache_who_looks_at_an_image_does_not_keep_it_from_being_used(
+    cache: ImageCache, tmp_path: Path
+) -> None:
     image = added(cache, layout(tmp_path))
     with ThreadPoolExecutor(1) as thread:
         with cache._alone(cache._file(image.digest)) as free:

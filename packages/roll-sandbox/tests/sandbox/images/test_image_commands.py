@@ -29,7 +29,9 @@ def image(*arguments: str) -> Result:
     return CliRunner().invoke(sandbox, ["image", *arguments])
 
 
-def test_an_image_is_imported_listed_and_removed(tmp_path: Path, built: Built, cache: Path) -> None:
+def test_sandbox_image_commands_an_image_is_imported_listed_and_removed(
+    tmp_path: Path, built: Built, cache: Path
+) -> None:
     path = write_layout(tmp_path / "layout", built)
     assert image("import", str(path), "world:1").output.startswith(f"world:1  {built.config}  ")
     image("import", str(path), "other")
@@ -43,7 +45,7 @@ def test_an_image_is_imported_listed_and_removed(tmp_path: Path, built: Built, c
     assert list((cache / "layers").iterdir()) == []
 
 
-def test_an_image_is_pulled_and_named(built: Built) -> None:
+def test_sandbox_image_commands_an_image_is_pulled_and_named(built: Built) -> None:
     with serving(registry_of(built)) as address:
         assert image("pull", f"{address}/a/world", "--as", "world").output.startswith(f"world:latest  {built.config}")
         assert image("pull", f"{address}/a/world").output.startswith(f"{address}/a/world:latest  {built.config}")
@@ -62,7 +64,7 @@ def test_an_image_is_pulled_and_named(built: Built) -> None:
     ],
     ids=lambda arguments: " ".join(arguments) if isinstance(arguments, list) else "",
 )
-def test_what_cannot_be_done_is_the_users_to_mend(
+def test_sandbox_image_commands_what_cannot_be_done_is_the_users_to_mend(
     tmp_path: Path, built: Built, arguments: list[str], message: str
 ) -> None:
     path = write_layout(tmp_path / "layout", built)

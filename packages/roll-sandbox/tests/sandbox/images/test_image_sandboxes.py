@@ -88,7 +88,7 @@ async def sh(sandboxes: SandboxManager, command: str, **settings: Any) -> Execut
     return await sandboxes.execute(Command(argv=("sh", "-c", command)), **settings)
 
 
-async def test_programs_see_the_image_its_variables_and_directory(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_programs_see_the_image_its_variables_and_directory(sandboxes: SandboxManager) -> None:
     result = await sandboxes.execute(Command(argv=("hello", "world")))
     assert (result.stdout, result.stderr) == (b"hello world flat\n", b"")
     result = await sh(
@@ -115,7 +115,7 @@ async def test_programs_see_the_image_its_variables_and_directory(sandboxes: San
     assert result.stderr.count(b"No such file") == 2
 
 
-async def test_each_program_changes_an_image_of_its_own(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_each_program_changes_an_image_of_its_own(sandboxes: SandboxManager) -> None:
     change = "echo mine >> data; rm /etc/new; mkdir /new /opt/box/in; echo x > /bin/tool; cat data; ls /etc/new"
     look = "cat data /etc/new; ls /new /bin/tool /opt/box/in"
     changed, after = await sh(sandboxes, change), await sh(sandboxes, look)
@@ -124,7 +124,7 @@ async def test_each_program_changes_an_image_of_its_own(sandboxes: SandboxManage
     assert (after.stdout, after.stderr.count(b"No such file")) == (b"upper\nnew\n", 3)
 
 
-async def test_a_sandbox_to_keep_keeps_what_was_changed(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_a_sandbox_to_keep_keeps_what_was_changed(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as one, await sandboxes.create() as other:
         await one.execute(Command(argv=("sh", "-c", "echo mine > data; rm -r /opt/bin")))
         assert (await one.execute(Command(argv=("cat", "data")))).stdout == b"mine\n"
@@ -134,21 +134,21 @@ async def test_a_sandbox_to_keep_keeps_what_was_changed(sandboxes: SandboxManage
         assert (await other.execute(Command(argv=("cat", "data")))).stdout == b"upper\n"
 
 
-async def test_sessions_begin_in_the_image_and_need_no_bash_in_it(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_sessions_begin_in_the_image_and_need_no_bash_in_it(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         session = await sandbox.session()
         assert (await session.run("pwd; x=5; cd /etc")).stdout == b"/app\n"
         assert (await session.run("echo $x *; command -v bash")).stdout == b"5 group hosts new passwd\n"
 
 
-async def test_python_needs_none_in_the_image(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_python_needs_none_in_the_image(sandboxes: SandboxManager) -> None:
     source = "import os, sqlite3, ssl, sys; print([os.getcwd(), open('/app/data').read()], sys.prefix)"
     result = await sandboxes.execute(PythonCode(source=source))
     assert result.stderr == b""
     assert result.stdout.decode().startswith("['/home/user', 'upper\\n'] /.roll/")
 
 
-async def test_home_is_the_same_as_without_an_image(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_home_is_the_same_as_without_an_image(sandboxes: SandboxManager) -> None:
     files = {"given": b"1", "/tmp/too": b"2"}
     program = Command(argv=("sh", "-c", "cat ~/given /tmp/too; echo 3 > /dev/shm/x; cat /dev/shm/x"), files=files)
     assert (await sandboxes.execute(program)).stdout == b"123\n"
@@ -160,7 +160,7 @@ async def test_home_is_the_same_as_without_an_image(sandboxes: SandboxManager) -
 
 
 @pytest.mark.parametrize("place", ["/app", "/", "/home/user", "/tmp"])
-async def test_what_is_written_anywhere_counts(sandboxes: SandboxManager, place: str) -> None:
+async def test_sandbox_image_what_is_written_anywhere_counts(sandboxes: SandboxManager, place: str) -> None:
     command = f"for i in 1 2 3; do dd if=/dev/zero of={place}/big$i bs=1M count=7; done 2>&1"
     result = await sh(sandboxes, command)
     assert result.outcome is Outcome.DISK
@@ -169,7 +169,7 @@ async def test_what_is_written_anywhere_counts(sandboxes: SandboxManager, place:
     assert result.outcome is Outcome.DISK
 
 
-async def test_our_own_places_cannot_be_changed(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_our_own_places_cannot_be_changed(sandboxes: SandboxManager) -> None:
     result = await sh(
         sandboxes, "rm -r /.roll/usr/bin; echo x > /.roll/x; mkdir /dev/x; echo x > /proc/x; ls / ; ls /.roll"
     )
@@ -178,7 +178,7 @@ async def test_our_own_places_cannot_be_changed(sandboxes: SandboxManager) -> No
     assert result.stderr.count(b"Read-only file system") >= 3
 
 
-async def test_nothing_tells_where_the_image_lies(sandboxes: SandboxManager, cache: ImageCache) -> None:
+async def test_sandbox_image_nothing_tells_where_the_image_lies(sandboxes: SandboxManager, cache: ImageCache) -> None:
     look = Command(argv=("cat", "/proc/self/mountinfo", "/proc/self/mounts", "/proc/1/mountinfo"))
     fresh = await sandboxes.execute(look)
     async with await sandboxes.create() as sandbox:
@@ -188,14 +188,14 @@ async def test_nothing_tells_where_the_image_lies(sandboxes: SandboxManager, cac
         assert str(cache.root.parent).encode() not in result.stdout
 
 
-async def test_an_unknown_image_is_told_alike_everywhere(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_an_unknown_image_is_told_alike_everywhere(sandboxes: SandboxManager) -> None:
     with pytest.raises(UnknownImageError, match=r"'nowhere:7'.*roll-sandbox image pull"):
         await sh(sandboxes, "true", spec=spec("nowhere:7"))
     with pytest.raises(UnknownImageError):
         await sandboxes.create(spec("sha256:" + "0" * 64))
 
 
-async def test_a_name_means_what_it_means_when_a_sandbox_is_asked_for(
+async def test_sandbox_image_a_name_means_what_it_means_when_a_sandbox_is_asked_for(
     sandboxes: SandboxManager, cache: ImageCache
 ) -> None:
     tools = programs()
@@ -209,14 +209,16 @@ async def test_a_name_means_what_it_means_when_a_sandbox_is_asked_for(
             assert (await copy.execute(Command(argv=("cat", "/which")))).stdout == b"old"
 
 
-async def test_an_image_in_use_is_not_removed(sandboxes: SandboxManager, cache: ImageCache) -> None:
+async def test_sandbox_image_an_image_in_use_is_not_removed(sandboxes: SandboxManager, cache: ImageCache) -> None:
     put(cache, "used", programs())
     async with await sandboxes.create(spec("used")):
         with pytest.raises(SandboxUnavailableError, match="stop them"):
             cache.remove("used")
 
 
-async def test_the_user_of_the_image_is_that_of_programs(sandboxes: SandboxManager, cache: ImageCache) -> None:
+async def test_sandbox_image_the_user_of_the_image_is_that_of_programs(
+    sandboxes: SandboxManager, cache: ImageCache
+) -> None:
     users = file("etc/passwd", b"root:x:0:0::/:/bin/sh\nann:x:1234:55::/:/bin/sh")
     put(cache, "user", [*programs(), users, file("mine", b"x", 0o600)], User="ann")
     result = await sh(sandboxes, "id; echo y >> /mine && cat /mine; stat -c %u /mine", spec=spec("user"))
@@ -225,7 +227,9 @@ async def test_the_user_of_the_image_is_that_of_programs(sandboxes: SandboxManag
     assert (await sh(sandboxes, "id -un", spec=spec("number"))).stdout == b"user\n"
 
 
-async def test_an_image_cannot_put_itself_in_our_places(sandboxes: SandboxManager, cache: ImageCache) -> None:
+async def test_sandbox_image_an_image_cannot_put_itself_in_our_places(
+    sandboxes: SandboxManager, cache: ImageCache
+) -> None:
     hostile = [
         *(symlink(name, "/app") for name in (".roll", "tmp", "home", "proc", "dev", ".image", ".space", ".layers")),
         *(entry("app"), symlink("etc/hosts", "/app/x"), symlink("etc/resolv.conf", "../run/resolv.conf")),
@@ -242,7 +246,9 @@ async def test_an_image_cannot_put_itself_in_our_places(sandboxes: SandboxManage
 
 
 @pytest.mark.parametrize("bin", [symlink("bin", "bin"), file("bin", b"not a directory"), entry("empty")])
-async def test_an_image_without_programs_has_none(sandboxes: SandboxManager, cache: ImageCache, bin: Entry) -> None:
+async def test_sandbox_image_an_image_without_programs_has_none(
+    sandboxes: SandboxManager, cache: ImageCache, bin: Entry
+) -> None:
     put(cache, "empty", [bin], Env=["PATH=/bin"])
     result = await sh(sandboxes, "true", spec=spec("empty"))
     assert (result.outcome, result.exit_code) in ((Outcome.EXITED, 126), (Outcome.EXITED, 127))
@@ -251,12 +257,14 @@ async def test_an_image_without_programs_has_none(sandboxes: SandboxManager, cac
     assert code.ok, "our own code needs nothing of it"
 
 
-async def test_a_directory_to_start_in_that_is_not_there_is_home(sandboxes: SandboxManager, cache: ImageCache) -> None:
+async def test_sandbox_image_a_directory_to_start_in_that_is_not_there_is_home(
+    sandboxes: SandboxManager, cache: ImageCache
+) -> None:
     put(cache, "nowhere", programs(), WorkingDir="/missing")
     assert (await sh(sandboxes, "echo $PWD", spec=spec("nowhere"))).stdout == b"/home/user\n"
 
 
-async def test_programs_have_no_privileges(sandboxes: SandboxManager) -> None:
+async def test_sandbox_image_programs_have_no_privileges(sandboxes: SandboxManager) -> None:
     result = await sh(sandboxes, "while read line; do echo $line; done < /proc/self/status")
     found = dict(line.split(": ", 1) for line in result.stdout.decode().splitlines() if ": " in line)
     assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
@@ -266,13 +274,13 @@ async def test_programs_have_no_privileges(sandboxes: SandboxManager) -> None:
         assert result.stderr.count(b"ermission denied") == 2, "the first process is out of reach"
 
 
-async def test_many_layers_are_one_image(sandboxes: SandboxManager, cache: ImageCache) -> None:
+async def test_sandbox_image_many_layers_are_one_image(sandboxes: SandboxManager, cache: ImageCache) -> None:
     layers = [[file("last", str(number).encode()), file(f"f{number}")] for number in range(126)]
     put(cache, "deep", programs(), *layers)
     assert (await sh(sandboxes, "cat /last /f0 /f99", spec=spec("deep"))).stdout == b"125"
 
 
-async def test_mounts_are_in_an_image_too(cache: ImageCache, tmp_path: Path) -> None:
+async def test_sandbox_image_mounts_are_in_an_image_too(cache: ImageCache, tmp_path: Path) -> None:
     (tmp_path / "packages").mkdir(mode=0o755)
     (tmp_path / "packages" / "given.py").write_text("value = 7")
     os.chmod(tmp_path, 0o755)
@@ -286,7 +294,7 @@ async def test_mounts_are_in_an_image_too(cache: ImageCache, tmp_path: Path) -> 
                 await sh(sandboxes, "", spec=spec(WORLD, mounts=(Mount(source=str(tmp_path), target=target),)))
 
 
-async def test_without_overlays_an_image_is_read_only(cache: ImageCache) -> None:
+async def test_sandbox_image_without_overlays_an_image_is_read_only(cache: ImageCache) -> None:
     runtime = BubblewrapRuntime()
     runtime._overlays = False
     async with SandboxManager(runtime, warm=0) as sandboxes:
@@ -297,7 +305,9 @@ async def test_without_overlays_an_image_is_read_only(cache: ImageCache) -> None
     assert b"Read-only file system" in result.stderr
 
 
-async def test_what_many_images_leave_behind_is_bounded(cache: ImageCache, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sandbox_image_what_many_images_leave_behind_is_bounded(
+    cache: ImageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("roll_sandbox.roots.MAX_UNUSED", 1)
     images = [put(cache, f"one{number}", programs(), [file("n", str(number).encode())]) for number in range(4)]
     async with SandboxManager(warm=0) as sandboxes:

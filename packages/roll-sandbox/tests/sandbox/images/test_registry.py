@@ -39,7 +39,7 @@ def pull(tmp_path: Path, registry: Registry, name: str = "a/world", **settings: 
         return ImageCache(tmp_path / "cache", budget_bytes=2**24).add(f"{address}/{name}", source)
 
 
-def test_an_image_is_pulled_by_tag_and_by_digest(tmp_path: Path, built: Built) -> None:
+def test_sandbox_image_registry_an_image_is_pulled_by_tag_and_by_digest(tmp_path: Path, built: Built) -> None:
     registry = registry_of(built, "7")
     image = pull(tmp_path, registry, "a/world:7")
     assert (image.digest, image.layers, image.env) == (built.config, built.layers, {"A": "b"})
@@ -49,7 +49,7 @@ def test_an_image_is_pulled_by_tag_and_by_digest(tmp_path: Path, built: Built) -
     assert sum("/blobs/" in path for path, _ in registry.asked) == 4, "layers that are here are not fetched again"
 
 
-def test_of_an_index_the_image_for_this_machine_is_taken(tmp_path: Path, built: Built) -> None:
+def test_sandbox_image_registry_of_an_index_the_image_for_this_machine_is_taken(tmp_path: Path, built: Built) -> None:
     registry = registry_of(built)
     other = {"digest": digest_of(b"other"), "platform": {"os": "linux", "architecture": "mips"}}
     own = {"digest": built.manifest, "platform": {"os": "linux", "architecture": MACHINE}}
@@ -60,7 +60,9 @@ def test_of_an_index_the_image_for_this_machine_is_taken(tmp_path: Path, built: 
         pull(tmp_path, registry)
 
 
-def test_a_token_is_fetched_where_one_is_asked_for_and_not_taken_elsewhere(tmp_path: Path, built: Built) -> None:
+def test_sandbox_image_registry_a_token_is_fetched_where_one_is_asked_for_and_not_taken_elsewhere(
+    tmp_path: Path, built: Built
+) -> None:
     registry = registry_of(built, token="secret", redirect=True)
     assert pull(tmp_path, registry).digest == built.config
     elsewhere = [authorization for path, authorization in registry.asked if path.startswith("/elsewhere/")]
@@ -68,7 +70,7 @@ def test_a_token_is_fetched_where_one_is_asked_for_and_not_taken_elsewhere(tmp_p
     assert sum(path == "/token" for path, _ in registry.asked) == 1
 
 
-def test_passwords_are_dockers(tmp_path: Path, built: Built, no_passwords: Path) -> None:
+def test_sandbox_image_registry_passwords_are_dockers(tmp_path: Path, built: Built, no_passwords: Path) -> None:
     registry = registry_of(built, token="secret", password="ann:pass")
     with pytest.raises(SandboxAccessError, match="docker login"):
         pull(tmp_path, registry)
@@ -82,7 +84,7 @@ def test_passwords_are_dockers(tmp_path: Path, built: Built, no_passwords: Path)
 
 
 @pytest.mark.parametrize("failures", [[500], [503, "cut"], ["cut", 429, 502]], ids=str)
-def test_what_may_pass_is_tried_again(tmp_path: Path, built: Built, failures: list[Any]) -> None:
+def test_sandbox_image_registry_what_may_pass_is_tried_again(tmp_path: Path, built: Built, failures: list[Any]) -> None:
     assert pull(tmp_path, registry_of(built, failures=failures)).digest == built.config
 
 
@@ -100,7 +102,7 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, built: Built, failures: li
     ],
     ids=str,
 )
-def test_what_does_not_pass_is_told(
+def test_sandbox_image_registry_what_does_not_pass_is_told(
     tmp_path: Path, built: Built, failures: list[Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -108,12 +110,14 @@ def test_what_does_not_pass_is_told(
     assert ImageCache(tmp_path / "cache").list() == []
 
 
-def test_an_image_that_the_registry_does_not_have_is_unknown(tmp_path: Path, built: Built) -> None:
+def test_sandbox_image_registry_an_image_that_the_registry_does_not_have_is_unknown(
+    tmp_path: Path, built: Built
+) -> None:
     with pytest.raises(UnknownImageError, match="has no image"):
         pull(tmp_path, registry_of(built), "a/world:nothing")
 
 
-def test_a_manifest_must_be_what_its_digest_says(tmp_path: Path, built: Built) -> None:
+def test_sandbox_image_registry_a_manifest_must_be_what_its_digest_says(tmp_path: Path, built: Built) -> None:
     registry = registry_of(built)
     registry.manifests[built.manifest] += b" "
     with pytest.raises(BadImageError, match="in truth"):
@@ -123,31 +127,35 @@ def test_a_manifest_must_be_what_its_digest_says(tmp_path: Path, built: Built) -
 @pytest.mark.parametrize(
     "said", [b"{}", b"[]", b"noise", b'{"config": {"digest": "sha256:../../x", "size": 1}, "layers": []}', b"[" * 10**5]
 )
-def test_a_manifest_that_is_none_is_refused(tmp_path: Path, built: Built, said: bytes) -> None:
+def test_sandbox_image_registry_a_manifest_that_is_none_is_refused(tmp_path: Path, built: Built, said: bytes) -> None:
     registry = registry_of(built)
     registry.manifests["latest"] = said
     with pytest.raises(BadImageError):
         pull(tmp_path, registry)
 
 
-def test_a_layer_that_is_to_be_larger_than_may_be_is_not_asked_for(tmp_path: Path, built: Built) -> None:
+def test_sandbox_image_registry_a_layer_that_is_to_be_larger_than_may_be_is_not_asked_for(
+    tmp_path: Path, built: Built
+) -> None:
     registry = registry_of(built)
     with pytest.raises(BadImageError, match="at most 10"):
         pull(tmp_path, registry, max_blob_bytes=10)
     assert sum("/blobs/" in path for path, _ in registry.asked) == 1, "the configuration"
 
 
-def test_nobody_there_is_told() -> None:
+def test_sandbox_image_registry_nobody_there_is_told() -> None:
     with pytest.raises(SandboxUnavailableError, match="Is it there"):
         RegistrySource(reference_of("127.0.0.1:1/a/world"), pauses_s=())
 
 
-def test_a_name_without_a_registry_is_nowhere_to_be_pulled_from() -> None:
+def test_sandbox_image_registry_a_name_without_a_registry_is_nowhere_to_be_pulled_from() -> None:
     with pytest.raises(SandboxRequestError, match="names no registry"):
         RegistrySource(reference_of("python:3"))
 
 
-def test_beyond_this_machine_tls_is_spoken_unless_otherwise_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_image_registry_beyond_this_machine_tls_is_spoken_unless_otherwise_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     urls: list[str] = []
 
     def refuse(self: RegistrySource, url: str, *_: object) -> None:

@@ -36,7 +36,7 @@ def tree(path: Path) -> list[str]:
     return sorted(str(each.relative_to(path)) for each in path.rglob("*"))
 
 
-def test_a_layer_is_unpacked_as_it_is(layer: Path) -> None:
+def test_sandbox_image_unpack_a_layer_is_unpacked_as_it_is(layer: Path) -> None:
     entries = [
         entry("etc", mode=0o750),
         file("etc/motd", b"hello", 0o640),
@@ -55,7 +55,7 @@ def test_a_layer_is_unpacked_as_it_is(layer: Path) -> None:
     assert (layer / "same").stat().st_ino == (layer / "etc/motd").stat().st_ino
 
 
-def test_the_owner_may_always_read_a_file_and_use_a_directory(layer: Path) -> None:
+def test_sandbox_image_unpack_the_owner_may_always_read_a_file_and_use_a_directory(layer: Path) -> None:
     put(layer, entry("closed", mode=0), file("closed/secret", b"x", 0))
     assert stat.S_IMODE((layer / "closed").stat().st_mode) == 0o700
     assert stat.S_IMODE((layer / "closed/secret").stat().st_mode) == 0o400
@@ -77,7 +77,7 @@ def test_the_owner_may_always_read_a_file_and_use_a_directory(layer: Path) -> No
     ],
     ids=lambda entries: " ".join(info.name for info, _ in entries),
 )
-def test_entries_that_lead_out_or_nowhere_are_refused(layer: Path, entries: list[Entry]) -> None:
+def test_sandbox_image_unpack_entries_that_lead_out_or_nowhere_are_refused(layer: Path, entries: list[Entry]) -> None:
     before = tree(layer.parent / "outside")
     with pytest.raises(BadImageError):
         put(layer, *entries)
@@ -96,7 +96,9 @@ def test_entries_that_lead_out_or_nowhere_are_refused(layer: Path, entries: list
         ([file("d/" * 200 + "f"), symlink("s", "d/" * 200), file("s/" + "e/" * 200 + "f")], "more than 256 deep"),
     ],
 )
-def test_entries_that_no_machine_can_make_are_the_images_fault(layer: Path, entries: list[Entry], words: str) -> None:
+def test_sandbox_image_unpack_entries_that_no_machine_can_make_are_the_images_fault(
+    layer: Path, entries: list[Entry], words: str
+) -> None:
     """The message of a full disk would send whoever reads it looking for room."""
     with pytest.raises(BadImageError) as caught:
         put(layer, *entries)
@@ -104,14 +106,14 @@ def test_entries_that_no_machine_can_make_are_the_images_fault(layer: Path, entr
 
 
 @pytest.mark.parametrize("target", ["../outside", "../../../../outside", "/outside", "a/../../outside"])
-def test_a_link_among_the_parents_stays_in_the_layer(layer: Path, target: str) -> None:
+def test_sandbox_image_unpack_a_link_among_the_parents_stays_in_the_layer(layer: Path, target: str) -> None:
     put(layer, entry("a"), symlink("way", target), file("way/new", b"x"), hardlink("way/again", "way/new"))
     assert tree(layer.parent / "outside") == ["secret"]
     assert (layer / "outside/new").read_bytes() == b"x"
     assert (layer / "outside/again").stat().st_nlink == 2
 
 
-def test_an_absolute_link_to_this_machine_is_followed_in_the_layer_alone(layer: Path) -> None:
+def test_sandbox_image_unpack_an_absolute_link_to_this_machine_is_followed_in_the_layer_alone(layer: Path) -> None:
     outside = str(layer.parent / "outside")
     put(layer, symlink("way", outside), file("way/secret", b"theirs"), file("/etc/passwd", b"x"))
     assert (layer.parent / "outside/secret").read_text() == "mine"
@@ -119,14 +121,14 @@ def test_an_absolute_link_to_this_machine_is_followed_in_the_layer_alone(layer: 
     assert (layer / "etc/passwd").read_bytes() == b"x"
 
 
-def test_a_hard_link_does_not_reach_through_a_symbolic_one(layer: Path) -> None:
+def test_sandbox_image_unpack_a_hard_link_does_not_reach_through_a_symbolic_one(layer: Path) -> None:
     put(layer, symlink("way", str(layer.parent / "outside/secret")), hardlink("got", "way"))
     assert os.path.islink(layer / "got"), "it is the link that has a second name, not what it would lead to"
     put(layer, hardlink("got", "way"), file("got", b"theirs"))
     assert (layer.parent / "outside/secret").read_text() == "mine"
 
 
-def test_an_entry_replaces_an_earlier_one_without_following_it(layer: Path) -> None:
+def test_sandbox_image_unpack_an_entry_replaces_an_earlier_one_without_following_it(layer: Path) -> None:
     put(layer, symlink("a", str(layer.parent / "outside/secret")), file("a", b"new"))
     put(layer, symlink("b", str(layer.parent / "outside")), entry("b"), file("b/x", b"y"))
     put(layer, entry("c"), file("c/x", b"1"), file("c", b"2"))
@@ -136,13 +138,13 @@ def test_an_entry_replaces_an_earlier_one_without_following_it(layer: Path) -> N
     assert (layer.parent / "outside/secret").read_text() == "mine"
 
 
-def test_devices_and_pipes_are_left_out(layer: Path) -> None:
+def test_sandbox_image_unpack_devices_and_pipes_are_left_out(layer: Path) -> None:
     kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"9")
     put(layer, *(entry(f"dev{number}", kind) for number, kind in enumerate(kinds[:3])), file("f"))
     assert tree(layer) == ["f"]
 
 
-def test_what_a_layer_removes_is_marked(layer: Path) -> None:
+def test_sandbox_image_unpack_what_a_layer_removes_is_marked(layer: Path) -> None:
     put(layer, file("usr/.wh.gone"), entry("var"), file("var/.wh..wh..opq"), file("var/new"), file(".wh..wh.plnk"))
     assert tree(layer) == ["usr", "usr/gone", "var", "var/new"]
     found = os.lstat(layer / "usr/gone")
@@ -151,20 +153,20 @@ def test_what_a_layer_removes_is_marked(layer: Path) -> None:
     assert os.getxattr(layer / "var", "user.overlay.opaque") == b"y"
 
 
-def test_what_was_in_a_directory_that_became_something_else_needs_no_removal(layer: Path) -> None:
+def test_sandbox_image_unpack_what_was_in_a_directory_that_became_something_else_needs_no_removal(layer: Path) -> None:
     """As umoci 0.4.7 writes a directory that a file or a link has taken the place of."""
     put(layer, file("a", b"x"), file("a/.wh.f"), entry("real"), symlink("b", "real"), file("b/.wh.f"), file("b/new"))
     assert tree(layer) == ["a", "b", "real", "real/new"]
 
 
-def test_attributes_that_an_overlay_would_obey_are_not_taken_over(layer: Path) -> None:
+def test_sandbox_image_unpack_attributes_that_an_overlay_would_obey_are_not_taken_over(layer: Path) -> None:
     info, data = file("f", b"x")
     info.pax_headers = {"SCHILY.xattr.user.overlay.redirect": "/etc", "SCHILY.xattr.security.capability": "x"}
     put(layer, (info, data))
     assert os.listxattr(layer / "f") == []
 
 
-def test_layers_put_together_are_what_an_overlay_would_show(tmp_path: Path) -> None:
+def test_sandbox_image_unpack_layers_put_together_are_what_an_overlay_would_show(tmp_path: Path) -> None:
     layers = [tmp_path / name for name in ("low", "high", "all")]
     for each in layers:
         each.mkdir()
@@ -175,7 +177,7 @@ def test_layers_put_together_are_what_an_overlay_would_show(tmp_path: Path) -> N
     assert tree(layers[0] / "a") == ["one", "two"], "layers are not touched"
 
 
-def test_modes_are_those_of_the_highest_layer_that_has_the_directory(tmp_path: Path) -> None:
+def test_sandbox_image_unpack_modes_are_those_of_the_highest_layer_that_has_the_directory(tmp_path: Path) -> None:
     layers = [tmp_path / name for name in ("low", "high", "all")]
     for each in layers:
         each.mkdir()
@@ -185,20 +187,20 @@ def test_modes_are_those_of_the_highest_layer_that_has_the_directory(tmp_path: P
     assert [stat.S_IMODE((layers[2] / name).stat().st_mode) for name in ("a", "tmp")] == [0o700, 0o1777]
 
 
-def test_zeros_at_the_end_belong_to_a_file(layer: Path) -> None:
+def test_sandbox_image_unpack_zeros_at_the_end_belong_to_a_file(layer: Path) -> None:
     data = {"zeros": bytes(5), "end": b"x" * 2**20 + bytes(3), "empty": b""}
     put(layer, *(file(name, each) for name, each in data.items()))
     assert {name: (layer / name).read_bytes() for name in data} == data
 
 
-def test_more_bytes_than_may_be_are_refused_whatever_they_are_packed_as(layer: Path) -> None:
+def test_sandbox_image_unpack_more_bytes_than_may_be_are_refused_whatever_they_are_packed_as(layer: Path) -> None:
     bomb = gzip.compress(archive([file("zeros", bytes(2**25))]))
     assert len(bomb) < 2**16
     with pytest.raises(BadImageError, match="more bytes"):
         unpack(decompressed(io.BytesIO(bomb)), str(layer), Bounds(2**20))
 
 
-def test_holes_count_as_what_they_stand_for(layer: Path) -> None:
+def test_sandbox_image_unpack_holes_count_as_what_they_stand_for(layer: Path) -> None:
     info, _ = file("hole")
     info.pax_headers = {
         "GNU.sparse.major": "1",
@@ -212,12 +214,12 @@ def test_holes_count_as_what_they_stand_for(layer: Path) -> None:
     assert sum(each.lstat().st_size for each in layer.rglob("*")) == 0
 
 
-def test_more_files_than_may_be_are_refused(layer: Path) -> None:
+def test_sandbox_image_unpack_more_files_than_may_be_are_refused(layer: Path) -> None:
     with pytest.raises(BadImageError, match="more files"):
         put(layer, *(entry(f"d{number}") for number in range(101)), bounds=Bounds(2**24, entries_left=100))
 
 
-def test_a_header_that_would_fill_the_memory_is_refused(layer: Path) -> None:
+def test_sandbox_image_unpack_a_header_that_would_fill_the_memory_is_refused(layer: Path) -> None:
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**33
     with pytest.raises(BadImageError, match="header"):
@@ -225,39 +227,41 @@ def test_a_header_that_would_fill_the_memory_is_refused(layer: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 100, 600, 1000])
-def test_an_archive_that_is_cut_off_is_refused(layer: Path, cut: int) -> None:
+def test_sandbox_image_unpack_an_archive_that_is_cut_off_is_refused(layer: Path, cut: int) -> None:
     data = archive([file("f", bytes(range(256)) * 3)])[:cut]
     with pytest.raises(BadImageError):
         unpack(iter([data]), str(layer), Bounds(2**24))
 
 
-def test_a_packed_layer_that_is_cut_off_or_changed_is_refused(layer: Path) -> None:
+def test_sandbox_image_unpack_a_packed_layer_that_is_cut_off_or_changed_is_refused(layer: Path) -> None:
     packed = gzip.compress(archive([file("f", os.urandom(2**12))]))
     for broken in (packed[:-9], packed[: len(packed) // 2], packed[:100] + b"\0\0\0\0" + packed[104:]):
         with pytest.raises(BadImageError):
             unpack(decompressed(io.BytesIO(broken)), str(layer), Bounds(2**24))
 
 
-def test_gzip_of_several_members_is_one_archive(layer: Path) -> None:
+def test_sandbox_image_unpack_gzip_of_several_members_is_one_archive(layer: Path) -> None:
     data = archive([file("f", b"x" * 5000)])
     packed = gzip.compress(data[:1000]) + gzip.compress(data[1000:])
     assert unpack(decompressed(io.BytesIO(packed)), str(layer), Bounds(2**24)) == digest_of(data)
     assert (layer / "f").read_bytes() == b"x" * 5000
 
 
-def test_noise_is_no_layer(layer: Path) -> None:
+def test_sandbox_image_unpack_noise_is_no_layer(layer: Path) -> None:
     for noise in (b"", b"\0" * 100, b"hello" * 500, os.urandom(4096)):
         with pytest.raises(BadImageError):
             unpack(decompressed(io.BytesIO(noise)), str(layer), Bounds(2**24))
 
 
-def test_layers_packed_with_zstd_need_its_package(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_image_unpack_layers_packed_with_zstd_need_its_package(
+    layer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(BadImageError, match="pip install zstandard"):
         unpack(decompressed(io.BytesIO(b"\x28\xb5\x2f\xfd rest")), str(layer), Bounds(2**24))
 
 
-def test_layers_packed_with_zstd_are_unpacked(layer: Path) -> None:
+def test_sandbox_image_unpack_layers_packed_with_zstd_are_unpacked(layer: Path) -> None:
     zstandard = pytest.importorskip("zstandard", reason="an image's zstd layers need it")
     data = archive([file("f", b"x" * 5000)])
     packed = zstandard.compress(data[:1000]) + zstandard.compress(data[1000:])

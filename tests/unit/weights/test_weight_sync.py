@@ -215,7 +215,7 @@ async def open_bench(tiny_model: Path) -> AsyncIterator[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("transport", ["in_process", "shared_memory", "broadcast"])
-async def test_every_engine_follows_the_trainer(open_bench: Callable[..., Any], transport: str):
+async def test_weight_sync_every_engine_follows_the_trainer(open_bench: Callable[..., Any], transport: str):
     bench = await open_bench(HFEngine, HFEngine, transport=transport)
     await bench.sync.push(0)
     report = await bench.step()
@@ -234,7 +234,7 @@ async def test_every_engine_follows_the_trainer(open_bench: Callable[..., Any], 
     assert report.metrics()["sync/probe_mean_abs"] == max(r.mean_abs for r in report.probe.values())
 
 
-async def test_merged_adapters_arrive_as_plain_weights(open_bench: Callable[..., Any]):
+async def test_weight_sync_merged_adapters_arrive_as_plain_weights(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine, lora=LoRAConfig(rank=4))
     before = {name: tensor.clone() for name, tensor in bench.trainer._backend.weights()}
     await bench.sync.push(0)
@@ -245,7 +245,7 @@ async def test_merged_adapters_arrive_as_plain_weights(open_bench: Callable[...,
 
 
 @pytest.mark.parametrize(("form", "lora"), [("int8", None), ("fp8", None), ("int8", LoRAConfig(rank=4))])
-async def test_engines_hold_what_the_codes_that_were_sent_stand_for(
+async def test_weight_sync_engines_hold_what_the_codes_that_were_sent_stand_for(
     open_bench: Callable[..., Any], form: str, lora: LoRAConfig | None
 ):
     bench = await open_bench(HFEngine, quantization=form, lora=lora, transport="shared_memory")
@@ -292,7 +292,9 @@ def flip_bit_of_norm(update: WeightUpdate) -> None:
     os.close(descriptor)
 
 
-async def test_one_bit_corrupted_in_transport_stops_the_sync_naming_the_tensor(open_bench: Callable[..., Any]):
+async def test_weight_sync_one_bit_corrupted_in_transport_stops_the_sync_naming_the_tensor(
+    open_bench: Callable[..., Any],
+):
     bench = await open_bench(HFEngine, transport="shared_memory")
     bench.sync._trainer = Corrupting(bench.trainer, flip_bit_of_norm)
     with pytest.raises(
@@ -302,7 +304,7 @@ async def test_one_bit_corrupted_in_transport_stops_the_sync_naming_the_tensor(o
         await bench.sync.push(0)
 
 
-async def test_a_tensor_dropped_in_transport_stops_the_sync_naming_it(open_bench: Callable[..., Any]):
+async def test_weight_sync_a_tensor_dropped_in_transport_stops_the_sync_naming_it(open_bench: Callable[..., Any]):
     def drop_norm(update: WeightUpdate) -> None:
         staged = in_process._staged[update.handle]
         staged[:] = [item for item in staged if item[0] != "model.norm.weight"]
@@ -313,14 +315,16 @@ async def test_a_tensor_dropped_in_transport_stops_the_sync_naming_it(open_bench
         await bench.sync.push(0)
 
 
-async def test_a_tensor_that_an_engine_does_not_confirm_is_named(open_bench: Callable[..., Any]):
+async def test_weight_sync_a_tensor_that_an_engine_does_not_confirm_is_named(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine, ForgetfulEngine)
     with pytest.raises(WeightSyncError, match=r"engine engine-1: it did not receive tensor 'model\.norm\.weight'"):
         await bench.sync.push(0)
 
 
 @pytest.mark.parametrize("stale", ["model.layers.0.", LAYER, "model.layers.0.mlp.down_proj", "model.embed_tokens"])
-async def test_in_float32_one_layer_left_stale_by_one_step_trips_the_probe(open_bench: Callable[..., Any], stale: str):
+async def test_weight_sync_in_float32_one_layer_left_stale_by_one_step_trips_the_probe(
+    open_bench: Callable[..., Any], stale: str
+):
     bench = await open_bench(HFEngine, StaleEngine)
     await bench.sync.push(0)
     await bench.step()
@@ -329,7 +333,7 @@ async def test_in_float32_one_layer_left_stale_by_one_step_trips_the_probe(open_
         await bench.step()
 
 
-async def test_in_bfloat16_such_a_layer_hides_in_rounding_and_only_read_back_sees_and_names_it(
+async def test_weight_sync_in_bfloat16_such_a_layer_hides_in_rounding_and_only_read_back_sees_and_names_it(
     open_bench: Callable[..., Any],
 ):
     blind = await open_bench(StaleEngine, dtype="bfloat16")
@@ -345,14 +349,14 @@ async def test_in_bfloat16_such_a_layer_hides_in_rounding_and_only_read_back_see
         await seeing.step()
 
 
-async def test_read_back_is_counted_when_all_is_well(open_bench: Callable[..., Any]):
+async def test_weight_sync_read_back_is_counted_when_all_is_well(open_bench: Callable[..., Any]):
     bench = await open_bench(ReadableEngine, HFEngine)
     report = await bench.sync.push(0)
     assert report.num_read_back >= report.num_tensors
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_an_engine_that_applies_nothing_trips_the_probe_at_any_precision(
+async def test_weight_sync_an_engine_that_applies_nothing_trips_the_probe_at_any_precision(
     open_bench: Callable[..., Any], dtype: str
 ):
     bench = await open_bench(StaleEngine, dtype=dtype)
@@ -363,7 +367,7 @@ async def test_an_engine_that_applies_nothing_trips_the_probe_at_any_precision(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_a_layer_that_never_held_the_models_weights_trips_the_first_probe(
+async def test_weight_sync_a_layer_that_never_held_the_models_weights_trips_the_first_probe(
     open_bench: Callable[..., Any], dtype: str, tmp_path: Path
 ):
     class NeverLoads(StaleEngine):
@@ -375,7 +379,7 @@ async def test_a_layer_that_never_held_the_models_weights_trips_the_first_probe(
 
 
 @pytest.mark.parametrize("transport", ["in_process", "shared_memory", "broadcast"])
-async def test_a_dead_engine_is_reported_the_others_are_synced_and_its_successor_can_be(
+async def test_weight_sync_a_dead_engine_is_reported_the_others_are_synced_and_its_successor_can_be(
     open_bench: Callable[..., Any], transport: str
 ):
     bench = await open_bench(MortalEngine, HFEngine, transport=transport)
@@ -392,7 +396,7 @@ async def test_a_dead_engine_is_reported_the_others_are_synced_and_its_successor
     assert (await bench.step()).engines == ("engine-0", "engine-1")
 
 
-async def test_an_engine_that_does_not_answer_counts_as_dead(
+async def test_weight_sync_an_engine_that_does_not_answer_counts_as_dead(
     open_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     class Hanging(HFEngine):
@@ -414,7 +418,7 @@ async def test_an_engine_that_does_not_answer_counts_as_dead(
         await bench.sync.push_to(bench.engines.engines[0])
 
 
-async def test_an_engine_that_dies_under_the_probe_is_reported(open_bench: Callable[..., Any]):
+async def test_weight_sync_an_engine_that_dies_under_the_probe_is_reported(open_bench: Callable[..., Any]):
     class DiesLater(HFEngine):
         async def logprobs(self, sequences: Any) -> Any:
             raise EngineDiedError(self.engine_id, "gone")
@@ -426,7 +430,7 @@ async def test_an_engine_that_dies_under_the_probe_is_reported(open_bench: Calla
     assert list(report.probe) == ["engine-1"]
 
 
-async def test_a_receipt_of_another_version_is_refused(open_bench: Callable[..., Any]):
+async def test_weight_sync_a_receipt_of_another_version_is_refused(open_bench: Callable[..., Any]):
     class Liar(HFEngine):
         async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
             return replace(await super().update_weights(update), policy_version=41)
@@ -436,33 +440,37 @@ async def test_a_receipt_of_another_version_is_refused(open_bench: Callable[...,
         await bench.sync.push(42)
 
 
-async def test_an_engines_own_failure_is_passed_on_with_its_name(open_bench: Callable[..., Any], tmp_path: Path):
+async def test_weight_sync_an_engines_own_failure_is_passed_on_with_its_name(
+    open_bench: Callable[..., Any], tmp_path: Path
+):
     deeper = write_tiny_model(tmp_path / "deeper", layers=3)
     bench = await open_bench(HFEngine, engine_model=deeper)
     with pytest.raises(WeightSyncError, match=r"engine engine-0: .*'model\.layers\.2\."):
         await bench.sync.push(0)
 
 
-async def test_probes_run_as_often_as_configured(open_bench: Callable[..., Any]):
+async def test_weight_sync_probes_run_as_often_as_configured(open_bench: Callable[..., Any]):
     never = await open_bench(HFEngine, probe_every_num_steps=0)
     assert not (await never.sync.push(0)).probe
     second = await open_bench(HFEngine, probe_every_num_steps=2)
     assert [bool((await second.sync.push(version)).probe) for version in range(4)] == [True, False, True, False]
 
 
-async def test_a_configured_tolerance_is_used(open_bench: Callable[..., Any]):
+async def test_weight_sync_a_configured_tolerance_is_used(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine, probe_tolerance=1e-12)
     with pytest.raises(WeightSyncError, match="tolerated: 1e-12"):
         await bench.sync.push(0)
 
 
-async def test_a_fresh_engine_cannot_be_synced_before_the_first_push(open_bench: Callable[..., Any]):
+async def test_weight_sync_a_fresh_engine_cannot_be_synced_before_the_first_push(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine)
     with pytest.raises(WeightSyncError, match="nothing was pushed yet"):
         await bench.sync.push_to(bench.engines.engines[0])
 
 
-async def test_engine_group_members_that_sleep_get_no_weights_before_they_wake(open_bench: Callable[..., Any]):
+async def test_weight_sync_engine_group_members_that_sleep_get_no_weights_before_they_wake(
+    open_bench: Callable[..., Any],
+):
     bench = await open_bench(HFEngine, HFEngine, transport="broadcast")
     await bench.sync.push(0)
     first = bench.engines.engines[0]
@@ -504,14 +512,16 @@ async def test_weight_sync_of_an_adapter_to_an_engine_without_lora_is_refused(op
         await bench.sync.push(1, adapter="judge")
 
 
-async def test_syncs_wait_for_each_other(open_bench: Callable[..., Any]):
+async def test_weight_sync_wait_for_each_other(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine, HFEngine, transport="shared_memory")
     await bench.sync.push(0)
     reports = await asyncio.gather(bench.sync.push(1), bench.sync.push_to(bench.engines.engines[0]), bench.sync.push(2))
     assert [report.policy_version for report in reports] == [1, 1, 2]
 
 
-async def test_engines_stand_still_for_the_tensors_and_decode_again_for_the_probe(open_bench: Callable[..., Any]):
+async def test_weight_sync_engines_stand_still_for_the_tensors_and_decode_again_for_the_probe(
+    open_bench: Callable[..., Any],
+):
     bench = await open_bench(PausableEngine)
     (engine,) = bench.engines.engines
     engine.decoding = asyncio.Event()
@@ -528,7 +538,7 @@ async def test_engines_stand_still_for_the_tensors_and_decode_again_for_the_prob
     assert engine.decoding.is_set()
 
 
-async def test_an_engine_that_never_answers_the_probe_counts_as_dead(
+async def test_weight_sync_an_engine_that_never_answers_the_probe_counts_as_dead(
     open_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     bench = await open_bench(PausableEngine)
@@ -546,7 +556,7 @@ async def test_an_engine_that_never_answers_the_probe_counts_as_dead(
     assert "did not answer the probe" in str(report.dead[engine.engine_id])
 
 
-async def test_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are_embeddings():
+async def test_weight_sync_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are_embeddings():
     embedding = TensorSpec(name="embed", shape=(100,), dtype="float32")
     codes = TensorSpec(name="up", shape=(2, 2), dtype="int8")
     delivery = Delivery(policy_version=0, timeout_s=1.0)

@@ -42,7 +42,7 @@ def group(number: int, texts: list[str], **results: object) -> Group:
     return Group(draw=PromptDraw(draw_id=number, prompt=prompt, token_ids=np.zeros(1, np.int32)), rollouts=rollouts)
 
 
-def test_texts_count_as_repeated_where_another_prompt_got_them_too() -> None:
+def test_reward_hacking_texts_count_as_repeated_where_another_prompt_got_them_too() -> None:
     # a twice within one prompt is no repetition; to d/1 and d/2 it is; short answers are left out
     answers = [("d/0", OTHER), ("d/0", OTHER), ("d/1", LONG), ("d/2", LONG), ("d/3", ["7"]), ("d/4", ["7"])]
     assert repeated_text_share(answers) == pytest.approx(2 / 4)
@@ -50,7 +50,7 @@ def test_texts_count_as_repeated_where_another_prompt_got_them_too() -> None:
     assert repeated_text_share([]) == 0.0
 
 
-def test_ngrams_count_as_shared_where_half_of_the_prompts_have_them() -> None:
+def test_reward_hacking_ngrams_count_as_shared_where_half_of_the_prompts_have_them() -> None:
     # LONG has 14 words: 7 runs of eight; OTHER has 15 words: 8 runs. Of four prompts, two is half.
     two = [("d/0", LONG), ("d/1", LONG), ("d/2", OTHER), ("d/3", ["x"])]
     assert shared_ngram_share(two) == pytest.approx(14 / 22)
@@ -62,14 +62,14 @@ def test_ngrams_count_as_shared_where_half_of_the_prompts_have_them() -> None:
 
 @drawing(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.sampled_from("xy"), max_size=12)), max_size=8))
-def test_shared_ngrams_are_those_of_sets(answers: list[tuple[str, list[str]]]) -> None:
+def test_reward_hacking_shared_ngrams_are_those_of_sets(answers: list[tuple[str, list[str]]]) -> None:
     runs = [(uid, tuple(words[i : i + 8])) for uid, words in answers for i in range(len(words) - 7)]
     enough = max(2, math.ceil(len({uid for uid, _ in answers}) / 2))
     shared = [run for _, run in runs if len({uid for uid, other in runs if other == run}) >= enough]
     assert shared_ngram_share(answers) == pytest.approx(len(shared) / len(runs) if runs else 0.0)
 
 
-def test_a_long_answer_costs_no_more_than_its_bound() -> None:
+def test_reward_hacking_a_long_answer_costs_no_more_than_its_bound() -> None:
     tokens = np.random.default_rng(0).integers(0, 150_000, 100_000).astype(np.int32)
     groups = [group(number, ["a b " * 25_000]) for number in range(64)]
     groups = [replace(g, rollouts=(replace(g.rollouts[0], token_ids=tokens),)) for g in groups]
@@ -78,14 +78,14 @@ def test_a_long_answer_costs_no_more_than_its_bound() -> None:
     assert time.thread_time() - started < 0.5  # of all tokens as tuples it took 5 s
 
 
-def test_a_loop_that_an_answer_ends_in_is_found_however_it_began() -> None:
+def test_reward_hacking_a_loop_that_an_answer_ends_in_is_found_however_it_began() -> None:
     tokens = np.concatenate((np.arange(50_000), np.tile([1, 2, 3], 2_000))).astype(np.int32)
     found = group(0, ["a"])
     rollout = replace(found.rollouts[0], token_ids=tokens)
     assert hacking_metrics([replace(found, rollouts=(rollout,))], [])["hacking/self_repetition_share"] == 1.0
 
 
-def test_a_steps_figures_by_hand() -> None:
+def test_reward_hacking_a_steps_figures_by_hand() -> None:
     groups = [group(0, ["a", "bb bb bb bb bb bb bb"]), group(1, ["a b c", "a bb ccc dddd eeeee"])]
     found = hacking_metrics(groups, [2.0, 2.0, 2.0, 2.0, 2.0])
     # lengths 1, 7, 3, 5: mean 4, twice that of the first steps; of four answers one repeats its only run of four
@@ -98,7 +98,7 @@ def test_a_steps_figures_by_hand() -> None:
     assert hacking_metrics([], []) == {}
 
 
-def test_components_disagree_where_one_says_right_and_another_wrong() -> None:
+def test_reward_hacking_components_disagree_where_one_says_right_and_another_wrong() -> None:
     groups = [
         group(0, ["a"], decisions={"math": True, "judge": False}),
         group(1, ["a"], decisions={"math": True, "judge": True}),
@@ -123,7 +123,7 @@ def test_components_disagree_where_one_says_right_and_another_wrong() -> None:
         ("rollout/unfinished_share", 0.96, "unfinished_above", "answer 0 without a look at it"),
     ],
 )
-def test_each_can_warn_or_stop(metric: str, value: float, name: str, words: str) -> None:
+def test_reward_hacking_each_can_warn_or_stop(metric: str, value: float, name: str, words: str) -> None:
     once = {"patience": 1}
     for settings, stops in (({}, False), ({"stop_on": [name]}, True), ({"action": "stop"}, True)):
         config = AlarmsConfig.model_validate({**once, **settings})
@@ -136,7 +136,7 @@ def test_each_can_warn_or_stop(metric: str, value: float, name: str, words: str)
     assert check_alarms(off, {metric: value}, {}) == ({}, [])
 
 
-def test_length_may_drift_both_ways_and_only_where_asked_about() -> None:
+def test_reward_hacking_length_may_drift_both_ways_and_only_where_asked_about() -> None:
     config = AlarmsConfig(patience=1, length_drift_above=3.0)
     for ratio, words in ((4.0, "4.0 times longer"), (0.2, "5.0 times shorter")):
         counts, alarms = check_alarms(config, {"hacking/length_ratio": ratio}, {})
@@ -147,7 +147,7 @@ def test_length_may_drift_both_ways_and_only_where_asked_about() -> None:
     assert "times shorter" in check_alarms(config, {"hacking/length_ratio": 0.0}, {})[1][0].message
 
 
-def test_an_alarm_goes_off_once_it_lasted() -> None:
+def test_reward_hacking_an_alarm_goes_off_once_it_lasted() -> None:
     config = AlarmsConfig(patience=2)
     bad = {"hacking/repeated_text_share": 1.0}
     counts, alarms = check_alarms(config, bad, {})

@@ -69,7 +69,7 @@ def spread_over(part: Any) -> SpreadWeights:
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_a_sync_brings_weights_alone_to_the_device_and_a_step_all(stage: int) -> None:
+def test_state_offload_a_sync_brings_weights_alone_to_the_device_and_a_step_all(stage: int) -> None:
     """In the order of a run: trainers step aside, weights are synced, engines answer, trainers come back."""
     engine = Engine(stage)
     lending = Lending(engine, spread_over(Part()), moves_states=stage == 3)
@@ -85,7 +85,7 @@ def test_a_sync_brings_weights_alone_to_the_device_and_a_step_all(stage: int) ->
     assert not zero.offloaded_states
 
 
-def test_masters_and_moments_are_moved_where_deepspeed_refuses() -> None:
+def test_state_offload_masters_and_moments_are_moved_where_deepspeed_refuses() -> None:
     part: Any = Part()
     spread = spread_over(part)
     lending = Lending(Engine(3), spread, moves_states=True)

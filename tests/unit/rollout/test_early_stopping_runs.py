@@ -59,14 +59,14 @@ async def started(**settings: Any) -> tuple[GroupRun, Attempts]:
     return run, attempts
 
 
-async def test_a_rollout_that_surely_counts_dooms_its_group() -> None:
+async def test_early_stopping_run_a_rollout_that_surely_counts_dooms_its_group() -> None:
     run, attempts = await started()
     await attempts.finish(1, 0.0)
     assert run.doomed
 
 
 @pytest.mark.parametrize(("index", "counts"), [(0, True), (1, True), (2, False)])
-async def test_a_redundant_rollout_dooms_nothing_while_those_before_it_may_make_the_group(
+async def test_early_stopping_run_a_redundant_rollout_dooms_nothing_while_those_before_it_may_make_the_group(
     index: int, counts: bool
 ) -> None:
     run, attempts = await started(num_launched=3)
@@ -79,7 +79,7 @@ async def test_a_redundant_rollout_dooms_nothing_while_those_before_it_may_make_
         assert [r.index for r in run.group.rollouts] == [0, 1]
 
 
-async def test_what_finished_first_counts_where_that_is_chosen() -> None:
+async def test_early_stopping_run_what_finished_first_counts_where_that_is_chosen() -> None:
     run, attempts = await started(num_launched=3, first_finished=True)
     await attempts.finish(2, 0.0)
     assert run.doomed

@@ -37,7 +37,7 @@ def _library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return library
 
 
-def test_an_eighth_of_what_is_alive_may_lie_free(library: Library) -> None:
+def test_malloc_trim_an_eighth_of_what_is_alive_may_lie_free(library: Library) -> None:
     found = Heap(library)
     assert (library.free, library.num_trims) == (0, 1)  # what loading left
     library.free = 100
@@ -47,7 +47,7 @@ def test_an_eighth_of_what_is_alive_may_lie_free(library: Library) -> None:
     assert (library.free, library.num_trims) == (0, 2)
 
 
-def test_what_a_pass_let_go_of_stays_for_the_next_one(library: Library) -> None:
+def test_malloc_trim_what_a_pass_let_go_of_stays_for_the_next_one(library: Library) -> None:
     found = Heap(library)
     library.alive = 1600
     assert not found.close_holes()
@@ -57,7 +57,7 @@ def test_what_a_pass_let_go_of_stays_for_the_next_one(library: Library) -> None:
     assert found.close_holes()
 
 
-def test_what_was_mapped_by_itself_leaves_no_room_for_holes(library: Library) -> None:
+def test_malloc_trim_what_was_mapped_by_itself_leaves_no_room_for_holes(library: Library) -> None:
     found = Heap(library)
     library.mapped = 1100
     library.alive += 800
@@ -67,7 +67,7 @@ def test_what_was_mapped_by_itself_leaves_no_room_for_holes(library: Library) ->
     assert found.close_holes()
 
 
-def test_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> None:
+def test_malloc_trim_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> None:
     layer = nn.Linear(2, 2)
     close_heap_after([layer])
     library.free = 1000
@@ -78,7 +78,7 @@ def test_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> N
     assert library.num_trims == 2
 
 
-def test_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
+def test_malloc_trim_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
     first, last = nn.Linear(2, 2), nn.Linear(2, 2)
     library.alive = 1600
     close_heap_after([first, last])
@@ -90,14 +90,14 @@ def test_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
     assert library.num_trims == 2
 
 
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malloc_trim_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heap, "_glibc", lambda: None)
     layer = nn.Linear(2, 2)
     assert close_heap_after([layer]) is None
     assert not layer._forward_hooks
 
 
-def test_nothing_lies_free_where_the_gradient_of_embeddings_follows(library: Library) -> None:
+def test_malloc_trim_nothing_lies_free_where_the_gradient_of_embeddings_follows(library: Library) -> None:
     embeddings, layer = nn.Embedding(4, 2), nn.Linear(2, 2)
     library.alive = 1600
     close_heap_after([layer, nn.Linear(2, 2)], embeddings)
@@ -108,7 +108,7 @@ def test_nothing_lies_free_where_the_gradient_of_embeddings_follows(library: Lib
     assert library.num_trims == 2
 
 
-def test_this_processes_memory_is_read_where_the_c_library_is_glibc() -> None:
+def test_malloc_trim_this_processes_memory_is_read_where_the_c_library_is_glibc() -> None:
     if heap._glibc() is None:
         pytest.skip("another C library")
     found = Heap(heap._glibc())

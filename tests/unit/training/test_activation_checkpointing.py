@@ -30,7 +30,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_gradients_are_those_of_a_pass_that_keeps_everything(tiny_model: Path) -> None:
+def test_activation_checkpointing_gradients_are_those_of_a_pass_that_keeps_everything(tiny_model: Path) -> None:
     batch, loss = branching_batch(), PolicyLoss()
     with mock.patch.object(blocks, "MIN_SHARED", 2):
         plain = TorchBackend(make_spec(tiny_model), precision=DOUBLE)
@@ -54,7 +54,7 @@ class Mlp(nn.Module):
         return self.down_proj(self.dropout(torch.sigmoid(self.gate_proj(x)) * self.up_proj(x)))
 
 
-def test_dropout_is_the_same_when_an_mlp_runs_again() -> None:
+def test_activation_checkpointing_dropout_is_the_same_when_an_mlp_runs_again() -> None:
     mlp, x = Mlp(), torch.randn(1, 10, 6, dtype=torch.float64, requires_grad=True)
     found = []
     for whole in (True, False):
@@ -71,7 +71,9 @@ def test_dropout_is_the_same_when_an_mlp_runs_again() -> None:
 @pytest.mark.parametrize(
     "way", ["layers and slices", *(pytest.param(way, marks=pytest.mark.slow) for way in ("layers", "slices"))]
 )
-def test_routers_are_counted_once_and_replayed_alike(tiny_model: Path, tmp_path: Path, way: str) -> None:
+def test_activation_checkpointing_routers_are_counted_once_and_replayed_alike(
+    tiny_model: Path, tmp_path: Path, way: str
+) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["deepseek-v3"])  # it has a shared expert, too
     plain, batch = TorchBackend(make_spec(path)), make_trees()
     experts = plain.forward(batch, ["logprobs", "experts"])["experts"]
@@ -83,7 +85,7 @@ def test_routers_are_counted_once_and_replayed_alike(tiny_model: Path, tmp_path:
         assert relative_error(grads_of(backend), grads_of(plain)) <= 1e-5
 
 
-def test_a_model_without_such_an_mlp_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+def test_activation_checkpointing_a_model_without_such_an_mlp_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     with pytest.raises(ModelError, match=r"mlp_slice_tokens is 8, and .* has no MLP"):
         TorchBackend(make_spec(path, mlp_slice_tokens=8))

@@ -20,7 +20,7 @@ def group(scored: list[Any], chosen: list[int], num_stopped: int) -> Any:
     return SimpleNamespace(group=SimpleNamespace(scored=taken), scored=scored, num_stopped=num_stopped)
 
 
-def test_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> None:
+def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> None:
     census = Census()
     census.add(group([rollout(3, 0.0, 10), rollout(0, 1.0, 30), rollout(1, 1.0, 50)], [3, 0], 2), counts=True)
     census.add(group([rollout(0, 0.5, 20)], [0], 3), counts=False)  # a group that the step does not get
@@ -38,7 +38,7 @@ def test_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> Non
     )
 
 
-def test_a_step_that_got_no_group_counts_nothing() -> None:
+def test_selection_bias_a_step_that_got_no_group_counts_nothing() -> None:
     census = Census()
     census.add(group([rollout(0, 1.0, 5)], [0], 1), counts=False)
     assert (census.metrics(), census.num_stopped, len(census.unused)) == ({}, 1, 1)

@@ -39,7 +39,7 @@ def aux_loss_of_hf(path: Path) -> tuple[float, dict[str, torch.Tensor]]:
     return float(loss.detach()), {n: p.grad.double() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def test_the_auxiliary_loss_is_that_of_transformers_whatever_is_packed_or_shared(
+def test_load_balancing_the_auxiliary_loss_is_that_of_transformers_whatever_is_packed_or_shared(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
@@ -64,7 +64,9 @@ def test_the_auxiliary_loss_is_that_of_transformers_whatever_is_packed_or_shared
     assert "experts/aux_loss" not in off.metrics
 
 
-def test_biases_move_towards_an_even_choice_and_are_saved_and_sent(tiny_model: Path, tmp_path: Path) -> None:
+def test_load_balancing_biases_move_towards_an_even_choice_and_are_saved_and_sent(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["deepseek-v3"])
     spec = make_spec(path, router_bias_rate=0.01)
     backend = TorchBackend(spec)
@@ -88,7 +90,7 @@ def test_biases_move_towards_an_even_choice_and_are_saved_and_sent(tiny_model: P
     )
 
 
-def test_what_cannot_be_divided_or_kept_even_says_so(tiny_model: Path, tmp_path: Path) -> None:
+def test_load_balancing_what_cannot_be_divided_or_kept_even_says_so(tiny_model: Path, tmp_path: Path) -> None:
     moe = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     check_experts(moe, 2)
     for path, reason in ((moe, "has 4 experts, which it does not divide"), (tiny_model, "is no mixture of experts")):
@@ -110,7 +112,9 @@ def test_what_cannot_be_divided_or_kept_even_says_so(tiny_model: Path, tmp_path:
         TrainingConfig(num_steps=1, backend="deepspeed", router_aux_loss=0.1)
 
 
-def test_biases_are_those_of_the_routers_also_after_the_network_was_moved(tiny_model: Path, tmp_path: Path) -> None:
+def test_load_balancing_biases_are_those_of_the_routers_also_after_the_network_was_moved(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     """A module that goes to another device has new buffers there."""
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["deepseek-v3"])
     backend = TorchBackend(make_spec(path, router_bias_rate=0.01))

@@ -22,7 +22,9 @@ bounds = st.fixed_dictionaries(
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0]), max_size=4), st.integers(1, 4), bounds)
-def test_a_doomed_group_fails_whatever_comes(rewards: list[float], missing: int, filters: dict[str, float]) -> None:
+def test_early_stopping_a_doomed_group_fails_whatever_comes(
+    rewards: list[float], missing: int, filters: dict[str, float]
+) -> None:
     outcomes = itertools.product([0.0, 0.25, 0.5, 1.0], repeat=missing)
     passes = any(
         not reason_to_leave_out(np.array([*rewards, *rest]), skip_zero_variance=False, **filters) for rest in outcomes
@@ -44,5 +46,5 @@ def test_a_doomed_group_fails_whatever_comes(rewards: list[float], missing: int,
         ([1.0], 3, {}, False),
     ],
 )
-def test_by_hand(rewards: list[float], missing: int, filters: dict[str, float], doomed: bool) -> None:
+def test_early_stopping_by_hand(rewards: list[float], missing: int, filters: dict[str, float], doomed: bool) -> None:
     assert is_doomed(rewards, missing, (0.0, 1.0), **filters) is doomed

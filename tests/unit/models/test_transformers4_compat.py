@@ -67,14 +67,16 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}
         ({}, {}),
     ],
 )
-def test_older_config_keys_are_added_and_nothing_is_changed(config: dict[str, Any], added: dict[str, Any]):
+def test_transformers4_compat_older_config_keys_are_added_and_nothing_is_changed(
+    config: dict[str, Any], added: dict[str, Any]
+):
     before = json.dumps(config)
     assert add_older_config_keys(config) == config | added
     assert json.dumps(config) == before
     assert add_older_config_keys({"text_config": config})["text_config"] == config | added
 
 
-def test_older_config_keys_are_left_out_where_version_4_has_no_way_to_say_it():
+def test_transformers4_compat_older_config_keys_are_left_out_where_version_4_has_no_way_to_say_it():
     by_layer = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     assert add_older_config_keys({"model_type": "olmo3", "rope_parameters": by_layer}).keys() == {
         "model_type",
@@ -83,7 +85,7 @@ def test_older_config_keys_are_left_out_where_version_4_has_no_way_to_say_it():
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_older_config_keys_mean_the_same_to_this_version(tmp_path: Path, name: str):
+def test_transformers4_compat_older_config_keys_mean_the_same_to_this_version(tmp_path: Path, name: str):
     config = config_of(name)
     config.save_pretrained(tmp_path)
     expected = AutoConfig.from_pretrained(tmp_path)
@@ -101,7 +103,7 @@ def test_older_config_keys_mean_the_same_to_this_version(tmp_path: Path, name: s
     assert (tmp_path / "config.json").read_bytes() == before
 
 
-def test_older_config_keys_that_this_version_reads_otherwise_are_not_written(
+def test_transformers4_compat_older_config_keys_that_this_version_reads_otherwise_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     config_of("llama").save_pretrained(tmp_path)
@@ -116,7 +118,7 @@ def test_older_config_keys_that_this_version_reads_otherwise_are_not_written(
     assert "transformers 4 cannot read the rotary embeddings" in caplog.text
 
 
-def test_older_tokenizer_keys_name_a_class_that_version_4_has():
+def test_transformers4_compat_older_tokenizer_keys_name_a_class_that_version_4_has():
     newer = {
         "tokenizer_class": "TokenizersBackend",
         "is_local": True,
@@ -131,7 +133,7 @@ def test_older_tokenizer_keys_name_a_class_that_version_4_has():
     assert add_older_tokenizer_keys(named, is_fast=True) == named
 
 
-def test_older_tokenizer_keys_mean_the_same_to_this_version(tiny_model: Path, tmp_path: Path):
+def test_transformers4_compat_older_tokenizer_keys_mean_the_same_to_this_version(tiny_model: Path, tmp_path: Path):
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
     shutil.copy(tiny_model / "config.json", tmp_path)
     expected = AutoTokenizer.from_pretrained(tmp_path)

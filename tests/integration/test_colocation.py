@@ -87,7 +87,7 @@ def config(directory: Path, source: Path, /, *, hand_over: bool | str = True, **
     return base
 
 
-def test_a_teacher_that_shares_the_students_device_hands_over_too(
+def test_colocation_a_teacher_that_shares_the_students_device_hands_over_too(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
     other = write_tiny_model(tmp_path / "teacher", seed=7)
@@ -99,7 +99,7 @@ def test_a_teacher_that_shares_the_students_device_hands_over_too(
 
 
 @pytest.mark.parametrize("name", ["sft_hand_over", "kto_adapters"])
-def test_engines_that_answer_beside_a_run_on_examples_hand_over(
+def test_colocation_engines_that_answer_beside_a_run_on_examples_hand_over(
     name: str, seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
     """What a preference's loss must know before the update is asked of a policy that has its memory, too."""
@@ -111,7 +111,9 @@ def test_engines_that_answer_beside_a_run_on_examples_hand_over(
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_a_run_is_the_same_bit_for_bit(kind: str, seen: Counter[str], tmp_path: Path, tiny_model: Path) -> None:
+def test_colocation_a_run_is_the_same_bit_for_bit(
+    kind: str, seen: Counter[str], tmp_path: Path, tiny_model: Path
+) -> None:
     roll.train(config(tmp_path / "with", tiny_model, **RUNS[kind]))
     assert (seen["sleep"], seen["wake"]) == (6, 5)  # four steps, and the checkpoints of steps 2 and 4
     roll.train(config(tmp_path / "without", tiny_model, hand_over=False, **RUNS[kind]))
@@ -119,7 +121,7 @@ def test_a_run_is_the_same_bit_for_bit(kind: str, seen: Counter[str], tmp_path: 
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
 
-def test_an_error_while_engines_sleep_saves_and_the_resumed_run_is_the_same(
+def test_colocation_an_error_while_engines_sleep_saves_and_the_resumed_run_is_the_same(
     seen: Counter[str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = TorchBackend.train_step
@@ -140,7 +142,7 @@ def test_an_error_while_engines_sleep_saves_and_the_resumed_run_is_the_same(
     assert hashes(tmp_path / "broken" / "run") == hashes(tmp_path / "whole" / "run")
 
 
-def test_a_signal_while_engines_answer_saves_and_the_resumed_run_is_the_same(
+def test_colocation_a_signal_while_engines_answer_saves_and_the_resumed_run_is_the_same(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
     def interrupt(step: int, metrics: dict[str, float]) -> None:
@@ -158,7 +160,7 @@ def test_a_signal_while_engines_answer_saves_and_the_resumed_run_is_the_same(
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_ranks_and_engines_in_processes_of_their_own_hand_over_too(tmp_path: Path, tiny_model: Path) -> None:
+def test_colocation_ranks_and_engines_in_processes_of_their_own_hand_over_too(tmp_path: Path, tiny_model: Path) -> None:
     pytest.importorskip("ray")
     where = {"type": "ray", "device_mapping": {"actor_train": "0-1", "actor_infer": "0-1"}}
     for name, hand_over in (("with", True), ("without", False)):
@@ -168,7 +170,7 @@ def test_ranks_and_engines_in_processes_of_their_own_hand_over_too(tmp_path: Pat
 
 
 @pytest.mark.parametrize("moment", ["sleep", "generate"])
-def test_an_engine_that_dies_is_replaced_in_its_turn(
+def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
     moment: str, seen: Counter[str], tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner, starts, wakes = getattr(HFEngine, moment), HFEngine.start, LLMProxy.wake
@@ -201,14 +203,16 @@ def test_an_engine_that_dies_is_replaced_in_its_turn(
     assert all(both[0][name] == both[1][name] for name in both[0] if name.startswith(("rollouts", "weights", "ledger")))
 
 
-def test_on_a_cpu_nothing_is_handed_over_unless_it_is_asked_for(
+def test_colocation_on_a_cpu_nothing_is_handed_over_unless_it_is_asked_for(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
     roll.train(config(tmp_path, tiny_model, hand_over="auto", training={"num_steps": 1}))
     assert seen["offload"] == seen["sleep"] == 0
 
 
-def test_what_cannot_hand_over_is_refused(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colocation_what_cannot_hand_over_is_refused(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ahead = {"scheduling": {"async_ratio": 1}}
     with pytest.raises(ConfigError, match=r"cluster\.hand_over is true, but with rollout\.scheduling\.async_ratio 1"):
         roll.train(config(tmp_path, tiny_model, rollout=ahead))
