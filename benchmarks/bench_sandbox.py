@@ -27,7 +27,7 @@ from roll.rewards.code.verifier import CodeVerifier
 from roll.types import Prompt, Rollout
 from roll_sandbox import Command, Job, Limits, PythonCode, Sandbox, SandboxManager, SandboxSpec
 from roll_sandbox.bubblewrap import BubblewrapRuntime
-from roll_sandbox.system_plan import interpreter
+from roll_sandbox.system_plan import find_interpreter
 
 HELLO = PythonCode(source="print('x', flush=True)")
 SHELL = Command(argv=("/bin/sh", "-c", "echo x"))
@@ -78,7 +78,7 @@ def bare_python(rounds: int) -> dict[str, float]:
     durations = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        arguments = [str(interpreter()), "-I", "-S", "-c", "print('x')"]
+        arguments = [str(find_interpreter()), "-I", "-S", "-c", "print('x')"]
         with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.read(1) == b"x"
             durations.append(time.perf_counter() - begin)

@@ -25,7 +25,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from roll.errors import ConfigError
-from roll.proxies import reaching_this_machine
+from roll.proxies import exempt_this_machine
 
 __all__ = ["SPIN_COUNT", "prepare_environment", "socket_directory", "temporary_environment"]
 
@@ -50,7 +50,7 @@ def prepare_environment() -> None:
 
     `NO_PROXY` gets this machine's addresses, for the clients of other libraries and for child processes.
     """
-    os.environ.update(reaching_this_machine())
+    os.environ.update(exempt_this_machine())
     if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:
         logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is imported")
     if "OMP_WAIT_POLICY" not in os.environ:

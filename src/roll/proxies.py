@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import proxies
-from roll_sandbox.proxies import is_this_machine, reaching_this_machine
+from roll_sandbox.proxies import exempt_this_machine, is_this_machine
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["client_session", "is_this_machine", "proxy_for", "reaching_this_machine", "through"]
+__all__ = ["client_session", "exempt_this_machine", "is_this_machine", "proxy_for", "through"]
 
 
 def proxy_for(url: str) -> str | None:
@@ -41,4 +41,4 @@ def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
 def through(url: str) -> str:
     """Return ` (through the proxy …)` for a message about a URL that does not respond; empty without a proxy."""
     with sandbox_errors():
-        return proxies.through(url)
+        return proxies.describe_proxy(url)

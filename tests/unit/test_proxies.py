@@ -20,12 +20,12 @@ from roll.config.rewards import JudgeReward
 from roll.envs.tools.search import HttpSearch
 from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
-from roll.proxies import client_session, is_this_machine, proxy_for, reaching_this_machine, through
+from roll.proxies import client_session, exempt_this_machine, is_this_machine, proxy_for, through
 from roll.rewards.judge.chat import EndpointChat
 from roll.types import Message
 from roll_sandbox.images.names import Reference
 from roll_sandbox.images.registry import RegistrySource
-from roll_sandbox.remote.calls import call
+from roll_sandbox.remote.calls import call_service
 
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -155,16 +155,16 @@ def test_proxies_are_named_without_their_password(monkeypatch: pytest.MonkeyPatc
     assert through("http://localhost:1") == ""
 
 
-def test_proxies_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
-    assert reaching_this_machine({"A": "b"}) == {"A": "b"}
+def test_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
+    assert exempt_this_machine({"A": "b"}) == {"A": "b"}
     local = "localhost,127.0.0.1,::1,0.0.0.0"
-    plain = reaching_this_machine({"HTTP_PROXY": "http://p:1"})
+    plain = exempt_this_machine({"HTTP_PROXY": "http://p:1"})
     assert (plain["NO_PROXY"], plain["no_proxy"]) == (local, local)
-    listed = reaching_this_machine({"https_proxy": "http://p:1", "no_proxy": "a.com, localhost"})
+    listed = exempt_this_machine({"https_proxy": "http://p:1", "no_proxy": "a.com, localhost"})
     assert listed["NO_PROXY"] == listed["no_proxy"] == "a.com,localhost,127.0.0.1,::1,0.0.0.0"
-    assert reaching_this_machine({"ALL_PROXY": "http://p:1", "NO_PROXY": "*"})["no_proxy"] == "*"
-    assert reaching_this_machine(listed) == listed
-    assert "NO_PROXY" not in reaching_this_machine({"HTTP_PROXY": ""})
+    assert exempt_this_machine({"ALL_PROXY": "http://p:1", "NO_PROXY": "*"})["no_proxy"] == "*"
+    assert exempt_this_machine(listed) == listed
+    assert "NO_PROXY" not in exempt_this_machine({"HTTP_PROXY": ""})
 
 
 def test_proxies_programs_that_are_started_reach_this_machine_without_a_proxy(
@@ -213,7 +213,7 @@ async def test_proxies_judges_searches_sandboxes_and_registries_keep_the_rule(
     finally:
         await judge.close()
     assert "title" in await HttpSearch(url).call({"query": "x"})
-    assert await call(url, "token", "GET", "/v1/sandboxes") == answer
+    assert await call_service(url, "token", "GET", "/v1/sandboxes") == answer
     with pytest.raises(Exception, match="is no image"):
         RegistrySource(Reference(registry=url.removeprefix("http://"), repository="a/b", version="c"), insecure=True)
     assert len(asked) == 4 and not (proxy if place == "here" else server).asked

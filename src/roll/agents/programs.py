@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from roll.agents.complaints import complaint
 from roll.agents.workspace import answer_in, check_workspace, command_from, files_of, open_directory, read_answer
 from roll.errors import ConfigError, InfraError, raised_at
-from roll.proxies import reaching_this_machine
+from roll.proxies import exempt_this_machine
 from roll.sandbox_errors import sandbox_errors
 from roll.types import Message
 from roll.user_code import load_function
@@ -181,7 +181,7 @@ class _Process:
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *self._command,
-                        env=reaching_this_machine({**os.environ, **variables}),
+                        env=exempt_this_machine({**os.environ, **variables}),
                         cwd=directory,
                         stdin=given,
                         stdout=stdout,
@@ -290,7 +290,7 @@ class _Sandboxed:
             argv=("python3", "-I", "-c", self._launcher, self._socket, answer_file, *self._command),
             stdin=task.text.encode(errors="replace"),
             files={**files, **self._files},
-            env=reaching_this_machine({**variables, **config.environment}),
+            env=exempt_this_machine({**variables, **config.environment}),
             result=bool(answer_file),
         )
         try:

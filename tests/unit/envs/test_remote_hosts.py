@@ -21,7 +21,7 @@ from roll.envs.server import environment_server
 from roll.errors import DataError, InfraError
 from roll.types import EnvironmentSettings
 from roll_sandbox import SandboxManager, SandboxUnavailableError
-from roll_sandbox.remote.calls import call
+from roll_sandbox.remote.calls import call_service
 
 OPTIONS = {"max_number": 5, "num_turns": 3}
 
@@ -84,7 +84,9 @@ async def test_env_remote_hosts_http_hosts_and_calls_read_an_answer_that_nests_t
     url, host = f"http://127.0.0.1:{runner.addresses[0][1]}", HttpHost()
     with pytest.raises(InfraError, match="does not answer: RecursionError"):
         await host.start(EnvironmentSettings(name="guess_number", host="http", url=url))
-    assert (await call(url, "token", "GET", "/v1/sandboxes"))[:3] == "[[["  # a text, as of anything that is no JSON
+    assert (await call_service(url, "token", "GET", "/v1/sandboxes"))[
+        :3
+    ] == "[[["  # a text, as of anything that is no JSON
     await host.close()
     await runner.cleanup()
 

@@ -19,8 +19,8 @@ import click
 
 from roll_sandbox.cli import sandbox
 from roll_sandbox.errors import RollSandboxError, UserError
+from roll_sandbox.sanitize import escape_control_chars
 from roll_sandbox.version import DISTRIBUTION
-from roll_sandbox.visible import printable
 
 __all__ = ["main", "run"]
 
@@ -40,23 +40,23 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _say("Interrupted.")
+        _print_error("Interrupted.")
         return 130
     except UserError as error:
-        _say(f"Error: {error}")
+        _print_error(f"Error: {error}")
         return 2
     except (RollSandboxError, OSError) as error:
-        _say(f"Error: {error}")
+        _print_error(f"Error: {error}")
         return 1
     except Exception as error:
-        _say(f"Error: unexpected {type(error).__name__}: {error}\n{traceback.format_exc()}")
+        _print_error(f"Error: unexpected {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return 1
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     """Write a message to stderr, if anything still reads it; control characters in it are made harmless."""
     with suppress(OSError):
-        click.echo(printable(text), err=True)
+        click.echo(escape_control_chars(text), err=True)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ _ROOT = Path(__file__).parent
 _AGENT = (
     "agent.kernel",
     "agent.usage",
-    "agent.ending",
+    "agent.termination",
     "agent.layers",
     "agent.locks",
     "agent.terminal",
@@ -70,35 +70,35 @@ AGENT_READER = "import marshal,os;a,b,c=marshal.loads(os.pread(3,1<<20,0));exec(
 """Code for `python -c`, with file descriptor 3 on the bytes of `agent_bytecode` or `zygote_bytecode`."""
 
 
-def _parts(modules: tuple[str, ...]) -> list[tuple[str, str]]:
+def _read_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
     return [(f"roll_sandbox.{name}", (_ROOT / f"{name.replace('.', '/')}.py").read_text()) for name in modules]
 
 
 @functools.cache
 def agent_source() -> str:
     """Return the source of the agent as one Python program."""
-    return f"{_LOADER}\nload({_parts(_AGENT)!r})\n{_RUN_AGENT}"
+    return f"{_LOADER}\nload({_read_sources(_AGENT)!r})\n{_RUN_AGENT}"
 
 
 @functools.cache
 def spawner_source() -> str:
     """Return the source of the spawner as one Python program."""
-    return f"{_LOADER}\nload({_parts(_SPAWNER)!r})\n{_RUN_SPAWNER}"
+    return f"{_LOADER}\nload({_read_sources(_SPAWNER)!r})\n{_RUN_SPAWNER}"
 
 
 @functools.cache
 def agent_bytecode() -> bytes:
     """Return the agent, compiled for this Python, for `AGENT_READER`."""
-    return _compiled(_AGENT, _RUN_AGENT)
+    return _compile_modules(_AGENT, _RUN_AGENT)
 
 
 @functools.cache
 def zygote_bytecode() -> bytes:
     """Return the zygote, compiled for this Python, for `AGENT_READER`; after its forks it is an agent."""
-    return _compiled(_ZYGOTE, _RUN_ZYGOTE + _RUN_AGENT)
+    return _compile_modules(_ZYGOTE, _RUN_ZYGOTE + _RUN_AGENT)
 
 
-def _compiled(modules: tuple[str, ...], run: str) -> bytes:
-    parts = [(name, compile(text, f"<{name}>", "exec", dont_inherit=True)) for name, text in _parts(modules)]
+def _compile_modules(modules: tuple[str, ...], run: str) -> bytes:
+    parts = [(name, compile(text, f"<{name}>", "exec", dont_inherit=True)) for name, text in _read_sources(modules)]
     first, last = (compile(text, "<agent>", "exec", dont_inherit=True) for text in (_LOADER, run))
     return marshal.dumps((first, parts, last))

@@ -17,7 +17,7 @@ from roll_sandbox.connection import Connection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxPathError, SandboxSessionError
 from roll_sandbox.jobs import Job
-from roll_sandbox.requests import check_texts, run_request
+from roll_sandbox.requests import check_texts, make_run_request
 from roll_sandbox.types import (
     Command,
     ExecutionResult,
@@ -32,9 +32,9 @@ from roll_sandbox.types import (
 
 __all__ = ["Job", "Sandbox", "Session"]
 
-SILENCE_S = 10.0
+AGENT_GRACE_S = 10.0
 """How long an agent may be silent after a program's time is over."""
-FILE_S = 60.0
+FILE_TIMEOUT_S = 60.0
 TERMINAL_KEPT_BYTES = 2**22
 """Most bytes kept of a terminal's output: more than may wait to be shown, so that a client that rejoins sees the
 screen.
@@ -48,7 +48,7 @@ class Sandbox:
     `async with` closes it at the end. Some methods are only for the manager, which reuses sandboxes.
     """
 
-    silence_s: float | None = SILENCE_S
+    agent_grace_s: float | None = AGENT_GRACE_S
     """How long an agent may be silent after a program's time before the sandbox is ended; `None`: another host decides.
     """
 
@@ -61,28 +61,28 @@ class Sandbox:
         destroy: Callable[[], None],
         ended: asyncio.Future[None],
         counters: Counters,
-        at_loss: Callable[[], Awaitable[set[Limit]]] | None = None,
+        on_agent_lost: Callable[[], Awaitable[set[Limit]]] | None = None,
     ) -> None:
         self.spec = spec
         self.home: str = settings["home"]
         """Base of relative paths, and the directory in which programs start."""
-        self.traits = {name: settings[name] for name in ("home", "isolated", "mount_space")} | {"image": spec.image}
+        self.properties = {name: settings[name] for name in ("home", "isolated", "mount_space")} | {"image": spec.image}
         """Properties that depend on the runtime. The image is a digest, since names may refer to another image later.
         """
-        self._namespaces: bool = settings["mount_space"]
+        self._has_namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
-        self._places = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)
+        self._snapshot_roots = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)
         self._connection = connection
         self._destroy = destroy
         self._ended = ended
         self._counters = counters
-        self._at_loss = at_loss
+        self._on_agent_lost = on_agent_lost
         self._ready = connection.configure(settings)
 
     @property
     def broken(self) -> bool:
         """Whether the sandbox has ended."""
-        return self._connection.lost
+        return self._connection.is_lost
 
     async def ready(self) -> None:
         """Wait until the agent has started and imported the modules of the spec."""
@@ -98,13 +98,13 @@ class Sandbox:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def counted(self) -> set[Limit]:
+    def poll_kernel_limits(self) -> set[Limit]:
         """Return the limits that the kernel has enforced since the last call."""
-        return self._counters.news()
+        return self._counters.poll()
 
-    async def counted_at_loss(self) -> set[Limit]:
+    async def poll_limits_after_crash(self) -> set[Limit]:
         """Return the limits that the kernel has enforced, after the agent has ended unexpectedly."""
-        return self.counted() if self._at_loss is None else await self._at_loss()
+        return self.poll_kernel_limits() if self._on_agent_lost is None else await self._on_agent_lost()
 
     async def execute(self, program: Program) -> ExecutionResult:
         """Run a program in this sandbox, with its files and its network, and wait for it.
@@ -138,10 +138,10 @@ class Sandbox:
 
     def begin(self, program: Program, *, alone: bool = False) -> Job:
         """Start a program without waiting, as `start` does, or as `start_fresh` with `alone`."""
-        request = run_request(program, self.spec.limits, alone=alone, fresh=alone and self._namespaces)
+        request = make_run_request(program, self.spec.limits, alone=alone, fresh=alone and self._has_namespaces)
         stdin = b"" if program.interactive else program.stdin
         begun = self._connection.submit("run", request, stdin, request["output_bytes"])
-        begun.most_kept = None if program.terminal is None else TERMINAL_KEPT_BYTES
+        begun.max_kept_bytes = None if program.terminal is None else TERMINAL_KEPT_BYTES
         job = Job(self, begun, request["wall_s"])
         if program.interactive:
             job.write(program.stdin)
@@ -154,13 +154,13 @@ class Sandbox:
         """
         request = {"env": dict(env or {}), "cwd": cwd}
         check_texts(request)
-        job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
+        job = Job(self, self._connection.submit("shell", request, b"", 0), AGENT_GRACE_S)
         try:
             result = await job.wait()
         except asyncio.CancelledError:
             self._connection.send("close", job._job.channel)
             raise
-        if job.closed_session:
+        if job.has_closed_session:
             if Limit.PROCESSES in result.limits_hit:
                 raise SandboxSessionError("no more processes may run in the sandbox: end a session or a program first")
             where = f" in {cwd!r}" if cwd else ""
@@ -173,7 +173,7 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox broke.
         """
-        found = await Job(self, self._connection.submit("measure", {}, b"", 0), SILENCE_S).wait()
+        found = await Job(self, self._connection.submit("measure", {}, b"", 0), AGENT_GRACE_S).wait()
         return Usage(cpu_s=found.cpu_s, memory_bytes=found.peak_memory_bytes)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
@@ -195,12 +195,12 @@ class Sandbox:
     async def snapshot(self) -> Snapshot:
         """Return the present files of home and /tmp."""
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
-        archive = await self._file_program(file_programs.SAVE, self._places, output_bytes=most)
+        archive = await self._file_program(file_programs.SAVE, self._snapshot_roots, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
         """Replace the files of home and /tmp. Running processes are not touched."""
-        await self._file_program(file_programs.LOAD, self._places, stdin=snapshot.archive)
+        await self._file_program(file_programs.LOAD, self._snapshot_roots, stdin=snapshot.archive)
 
     async def _file_program(
         self, source: str, argv: tuple[str, ...], *, stdin: bytes = b"", output_bytes: int = 4096
@@ -212,8 +212,8 @@ class Sandbox:
                 argv=argv,
                 stdin=stdin,
                 result=True,
-                wall_s=FILE_S,
-                cpu_s=FILE_S,
+                wall_s=FILE_TIMEOUT_S,
+                cpu_s=FILE_TIMEOUT_S,
                 output_bytes=output_bytes,
             )
         )
@@ -249,7 +249,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether the shell has ended: `exit`, or a command that could not be interrupted."""
-        return self._closed or self._connection.lost
+        return self._closed or self._connection.is_lost
 
     async def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
         """Run a command (any bash text) and wait for it.
@@ -265,12 +265,12 @@ class Session:
         except asyncio.CancelledError:
             job.kill()
             raise
-        self._note_end(job)
+        self._record_end(job)
         return result
 
-    def _note_end(self, job: Job) -> None:
+    def _record_end(self, job: Job) -> None:
         """Close the session and its background jobs if the shell ended with this command."""
-        if job.closed_session:
+        if job.has_closed_session:
             self._closed = True
             self._end_background()
 
@@ -287,15 +287,15 @@ class Session:
         async with self._lock:
             if self._last is not None:
                 await self._last.wait()
-                self._note_end(self._last)
+                self._record_end(self._last)
             if self.closed:
                 raise SandboxSessionError(_SESSION_ENDED)
             limits: Limits = self._sandbox.spec.limits
             wall_s = limits.wall_s if wall_s is None else wall_s
             request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}
-            job = self._connection.again(self._channel, "line", request, limits.output_bytes)
+            job = self._connection.submit_on_channel(self._channel, "line", request, limits.output_bytes)
             self._last = last = Job(self._sandbox, job, wall_s)
-            last.on_end(lambda: self._note_end(last))
+            last.on_end(lambda: self._record_end(last))
             return last
 
     async def background(self, command: str, *, wall_s: float | None = None) -> Job:

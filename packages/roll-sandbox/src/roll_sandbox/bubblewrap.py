@@ -26,12 +26,12 @@ from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxError, SandboxUnavailableError
 from roll_sandbox.images import Image, ImageCache
-from roll_sandbox.images.system import agent_command, agent_image, image_environment
-from roll_sandbox.requests import agent_settings
+from roll_sandbox.images.system import find_agent_command, make_agent_image, make_image_environment
+from roll_sandbox.requests import make_agent_settings
 from roll_sandbox.roots import Root, Roots
 from roll_sandbox.seccomp import SUPPORTED, seccomp_filter
 from roll_sandbox.spawner import Child, SpawnerClient
-from roll_sandbox.system_plan import HOME, environment, interpreter
+from roll_sandbox.system_plan import HOME, find_interpreter, make_environment
 from roll_sandbox.types import SandboxSpec
 
 __all__ = ["BubblewrapRuntime"]
@@ -60,9 +60,9 @@ _NAMESPACES = [
 _USER = ["--uid", "1000", "--gid", "1000"]
 _FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
 _AGENT = ["-SsPB", "-c", AGENT_READER]
-_PYTHON = [str(interpreter()), *_AGENT]
+_PYTHON = [str(find_interpreter()), *_AGENT]
 _CLOSED = "the bubblewrap runtime was not started, or is closed"
-_HANG_UP_S = 1.0
+_CLOSE_DELAY_S = 1.0
 """How long the last output of an ended sandbox may take to arrive."""
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
@@ -82,15 +82,15 @@ class BubblewrapRuntime:
         self._spawner: SpawnerClient | None = None
         self._bwrap = ""
         self._filter = b""
-        self._code = -1
-        self._complaints: IO[bytes] | None = None
+        self._code_fd = -1
+        self._stderr_file: IO[bytes] | None = None
         self._cache = ImageCache()
         self._roots = Roots(self._cache)
-        self._overlays: bool | None = None
+        self._supports_overlays: bool | None = None
         """Whether sandboxes can mount overlays over an image; `None` before the first try."""
-        self._building = asyncio.Lock()
-        self._trying = asyncio.Lock()
-        self._bounds: dict[str, Any] = {}
+        self._spawner_lock = asyncio.Lock()
+        self._overlay_lock = asyncio.Lock()
+        self._limit_flags: dict[str, Any] = {}
 
     async def start(self) -> None:
         """Find bwrap, start the spawner, and start a sandbox as a test."""
@@ -112,21 +112,21 @@ class BubblewrapRuntime:
                 f"only for {', '.join(SUPPORTED)}."
             )
         self._filter = seccomp_filter()
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
-        self._code = os.memfd_create("roll-agent")
-        os.write(self._code, agent_bytecode())
+        self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._code_fd = os.memfd_create("roll-agent")
+        os.write(self._code_fd, agent_bytecode())
         self._spawner = await self._start_spawner()
         facts = self._spawner.facts
         if not facts["groups"]:
             _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
-        self._bounds = {
+        self._limit_flags = {
             "counts_cpu": facts["cpu"],
             "bound_processes": not facts["groups"],
             "bound_address_space": not facts["groups"],
             "watch_memory": not facts["groups"],
         }
         try:
-            await self._try()
+            await self._run_test_sandbox()
         except SandboxError as error:
             raise SandboxUnavailableError(
                 f"bubblewrap is installed but does not start a sandbox here: {error}. It needs unprivileged user "
@@ -153,10 +153,10 @@ class BubblewrapRuntime:
             os.write(code, zygote_bytecode())
             for last in (False, True):
                 try:
-                    await spawner.zygote(_PYTHON, self._complaints_descriptor(), code)
+                    await spawner.start_zygote(_PYTHON, self._stderr_fd(), code)
                     return
                 except SandboxError as error:
-                    if spawner.lost:
+                    if spawner.is_lost:
                         raise
                     if last:
                         _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
@@ -164,7 +164,7 @@ class BubblewrapRuntime:
         finally:
             os.close(code)
 
-    async def _try(self) -> None:
+    async def _run_test_sandbox(self) -> None:
         """Start a sandbox as a test; if forks of the zygote fail, try again with bwrap."""
         try:
             sandbox = await self.launch(SandboxSpec())
@@ -175,7 +175,7 @@ class BubblewrapRuntime:
                 raise
             _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
             self._zygote = False
-            await self._try()
+            await self._run_test_sandbox()
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox.
@@ -185,39 +185,39 @@ class BubblewrapRuntime:
         """
         spec = self.resolve(spec)
         image = None if spec.image is None else self._cache.resolve(spec.image)
-        if image is not None and self._overlays is None:
-            await self._try_overlays(SandboxSpec(image=spec.image), image)
+        if image is not None and self._supports_overlays is None:
+            await self._test_overlays(SandboxSpec(image=spec.image), image)
         return await self._launch(spec, image)
 
     async def _launch(self, spec: SandboxSpec, image: Image | None) -> Sandbox:
         spawner = self._spawner
         if spawner is None:
             raise SandboxError(_CLOSED)
-        if spawner.lost:
-            spawner = await self._again(spawner)
-        merged = self._overlays is False
-        root = await self._roots.take(spawner, spec, image, merged=merged)
+        if spawner.is_lost:
+            spawner = await self._restart_spawner(spawner)
+        merged = self._supports_overlays is False
+        root = await self._roots.acquire(spawner, spec, image, merged=merged)
         try:
             child = await self._spawn(spawner, spec, root, image)
         except BaseException:
-            self._roots.give_back(root)
+            self._roots.release(root)
             raise
-        settings = agent_settings(
+        settings = make_agent_settings(
             spec,
             home=HOME,
-            env=image_environment(image) if image else environment(),
-            image=agent_image(image, spec.mounts, merged=merged) if image else None,
+            env=make_image_environment(image) if image else make_environment(),
+            image=make_agent_image(image, spec.mounts, merged=merged) if image else None,
             isolated=True,
             mount_space=True,
             own_group=False,
             filter=self._filter,
-            **self._bounds,
+            **self._limit_flags,
         )
         loop = asyncio.get_running_loop()
-        child.ended.add_done_callback(lambda _: self._roots.give_back(root))
-        connection = AgentConnection(self._why_lost)
+        child.ended.add_done_callback(lambda _: self._roots.release(root))
+        connection = AgentConnection(self._describe_loss)
         # An agent ends when its connection closes; otherwise one that outlived its parent processes would be left.
-        child.ended.add_done_callback(lambda _: loop.call_later(_HANG_UP_S, connection.close))
+        child.ended.add_done_callback(lambda _: loop.call_later(_CLOSE_DELAY_S, connection.close))
         try:
             await loop.create_unix_connection(lambda: connection, sock=child.socket)
         except BaseException:
@@ -233,17 +233,17 @@ class BubblewrapRuntime:
             counters=Counters(child.counters),
         )
 
-    async def _try_overlays(self, spec: SandboxSpec, image: Image) -> None:
+    async def _test_overlays(self, spec: SandboxSpec, image: Image) -> None:
         """Test with the first image whether sandboxes can mount overlays here."""
-        async with self._trying:
-            if self._overlays is not None:
+        async with self._overlay_lock:
+            if self._supports_overlays is not None:
                 return
             sandbox = await self._launch(spec, image)
             try:
                 await sandbox.ready()
-                self._overlays = True
+                self._supports_overlays = True
             except SandboxError as error:
-                self._overlays = False
+                self._supports_overlays = False
                 _log.warning("sandboxes cannot change their images, which are put together once: %s", error)
             finally:
                 await sandbox.close()
@@ -254,10 +254,10 @@ class BubblewrapRuntime:
         arguments: list[str] = []
         if tree is None:
             user = ["--uid", str(image.uid), "--gid", str(image.gid), *_FOR_IMAGES] if image else _USER
-            python = [*agent_command(), *_AGENT] if image else _PYTHON
+            python = [*find_agent_command(), *_AGENT] if image else _PYTHON
             arguments = [self._bwrap, *_NAMESPACES, *user, *root.arguments, "--", *python]
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
-        return await spawner.spawn(tree, arguments, root.layers, limits, self._complaints_descriptor(), self._code)
+        return await spawner.spawn(tree, arguments, root.layers, limits, self._stderr_fd(), self._code_fd)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
         """Return the spec with the image's digest instead of its name, which may refer to another image later.
@@ -267,9 +267,9 @@ class BubblewrapRuntime:
         """
         return spec if spec.image is None else replace(spec, image=self._cache.resolve(spec.image).digest)
 
-    async def _again(self, lost: SpawnerClient) -> SpawnerClient:
+    async def _restart_spawner(self, lost: SpawnerClient) -> SpawnerClient:
         """Start a new spawner after the last one was killed, together with its sandboxes."""
-        async with self._building:
+        async with self._spawner_lock:
             if self._spawner is lost:
                 _log.warning("the process that starts sandboxes was killed: starting another")
                 await lost.close()
@@ -285,36 +285,36 @@ class BubblewrapRuntime:
             raise SandboxError(_CLOSED)
         return self._spawner
 
-    def _complaints_descriptor(self) -> int:
+    def _stderr_fd(self) -> int:
         """Return the file descriptor for the error messages of bwrap and agents.
 
         Raises:
             SandboxError: the runtime was closed.
         """
-        if self._complaints is None:
+        if self._stderr_file is None:
             raise SandboxError(_CLOSED)
-        return self._complaints.fileno()
+        return self._stderr_file.fileno()
 
-    def _why_lost(self) -> str:
+    def _describe_loss(self) -> str:
         """Return why a sandbox ended, with the last error message of bwrap and agents."""
         complaint = ""
-        if self._complaints is not None:
-            size = os.fstat(self._complaints.fileno()).st_size
-            complaint = os.pread(self._complaints.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
+        if self._stderr_file is not None:
+            size = os.fstat(self._stderr_file.fileno()).st_size
+            complaint = os.pread(self._stderr_file.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
         return "the sandbox ended unexpectedly" + (f" (last message: {complaint})" if complaint else "")
 
     async def close(self) -> None:
         """End every sandbox."""
         spawner, self._spawner = self._spawner, None
-        async with self._building:  # a spawner that is just being started is closed by `_again`
+        async with self._spawner_lock:  # a spawner that is just being started is closed by `_restart_spawner`
             if spawner is not None:
                 await spawner.close()
             if self._spawner is not None:
                 return  # started again meanwhile
-            if self._code >= 0:
-                os.close(self._code)
-                self._code = -1
-            if self._complaints is not None:
-                self._complaints.close()
-                self._complaints = None
+            if self._code_fd >= 0:
+                os.close(self._code_fd)
+                self._code_fd = -1
+            if self._stderr_file is not None:
+                self._stderr_file.close()
+                self._stderr_file = None
             self._roots.clear()

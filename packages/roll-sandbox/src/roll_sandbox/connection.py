@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from roll_sandbox.errors import SandboxError
-from roll_sandbox.results import is_end
+from roll_sandbox.results import is_valid_end
 from roll_sandbox.types import Chunk
 
 __all__ = ["AgentConnection", "AgentJob", "Connection"]
@@ -32,7 +32,7 @@ _DATA_BYTES = 2**20
 class Connection(Protocol):
     """A connection to one agent, direct or through a service (`remote`). Channels are names that it created."""
 
-    lost: bool
+    is_lost: bool
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
         """Send the settings; see `AgentConnection.configure`."""
@@ -42,8 +42,8 @@ class Connection(Protocol):
         """Start a program or a session; see `AgentConnection.submit`."""
         ...
 
-    def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
-        """Start a further job on a channel; see `AgentConnection.again`."""
+    def submit_on_channel(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """Start a further job on a channel; see `AgentConnection.submit_on_channel`."""
         ...
 
     def send(self, *message: Any) -> None:
@@ -63,30 +63,30 @@ class AgentJob:
         self.chunks: list[Chunk] = []
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._connection = connection
-        self._left = output_bytes
-        self.most_kept: int | None = None
+        self._output_bytes_left = output_bytes
+        self.max_kept_bytes: int | None = None
         """Most bytes of output to keep; older pieces are replaced by empty ones. `None`: no bound."""
-        self._kept = self._emptied = 0
-        self._news = asyncio.Event()
-        self._asked: deque[asyncio.Future[float | None]] = deque()
+        self._kept_bytes = self._num_emptied = 0
+        self._output_event = asyncio.Event()
+        self._limit_requests: deque[asyncio.Future[float | None]] = deque()
 
     def add(self, kind: int, data: bytes) -> None:
         """Add a piece of output that was received."""
-        if self._left > 0:
-            self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._left]))  # type: ignore[arg-type]
-            self._left -= len(data)
-            self._kept += len(data)
-            while self.most_kept is not None and self._kept > self.most_kept:
-                oldest = self.chunks[self._emptied]
-                self._kept -= len(oldest.data)
-                self.chunks[self._emptied] = _EMPTY[oldest.stream]
-                self._emptied += 1
-            self._news.set()
+        if self._output_bytes_left > 0:
+            self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._output_bytes_left]))  # type: ignore[arg-type]
+            self._output_bytes_left -= len(data)
+            self._kept_bytes += len(data)
+            while self.max_kept_bytes is not None and self._kept_bytes > self.max_kept_bytes:
+                oldest = self.chunks[self._num_emptied]
+                self._kept_bytes -= len(oldest.data)
+                self.chunks[self._num_emptied] = _EMPTY[oldest.stream]
+                self._num_emptied += 1
+            self._output_event.set()
 
     def drop(self) -> None:
         """Drop all output of the job, now and later."""
         self.chunks.clear()
-        self._left = self._kept = self._emptied = 0
+        self._output_bytes_left = self._kept_bytes = self._num_emptied = 0
 
     def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
         """Set the job's end; called exactly once, last."""
@@ -97,8 +97,8 @@ class AgentJob:
                 why = str(end["error"]) if end else reason
                 self.end.set_exception(SandboxError(why) if isinstance(why, str) else why)
                 self.end.exception()  # marks it as retrieved: only waiters need it
-        self.used(None, len(self._asked))
-        self._news.set()
+        self.resolve_cpu_time(None, len(self._limit_requests))
+        self._output_event.set()
 
     def output(self, stream: str) -> bytes:
         """Return all output of one stream so far."""
@@ -113,22 +113,22 @@ class AgentJob:
                 position += 1
             if self.end.done():
                 return
-            self._news.clear()
-            await self._news.wait()
+            self._output_event.clear()
+            await self._output_event.wait()
 
-    def bound(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
+    def set_limits(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
         """Set new limits, and return a future of the CPU time used before; None if the job has ended."""
         asked: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
-        self._asked.append(asked)
+        self._limit_requests.append(asked)
         if self.end.done():
-            self.used(None, len(self._asked))
+            self.resolve_cpu_time(None, len(self._limit_requests))
         self._connection.send("bound", self.channel, wall_s, cpu_s)
         return asked
 
-    def used(self, used_s: float | None, times: int = 1) -> None:
+    def resolve_cpu_time(self, used_s: float | None, times: int = 1) -> None:
         """Resolve the oldest `times` futures of `bound`."""
-        for _ in range(min(times, len(self._asked))):
-            asked = self._asked.popleft()
+        for _ in range(min(times, len(self._limit_requests))):
+            asked = self._limit_requests.popleft()
             if not asked.done():
                 asked.set_result(used_s)
 
@@ -138,10 +138,10 @@ class AgentJob:
             for start in range(0, len(data) or 1, _DATA_BYTES):
                 self._connection.send("input", self.channel, data[start : start + _DATA_BYTES])
 
-    def shown(self, rows: int, columns: int, more: int) -> None:
+    def update_terminal(self, rows: int, columns: int, num_shown_bytes: int) -> None:
         """Send a terminal's size, and how many more bytes of its output have been shown."""
         if not self.end.done():
-            self._connection.send("tty", self.channel, rows, columns, more)
+            self._connection.send("tty", self.channel, rows, columns, num_shown_bytes)
 
     def kill(self) -> None:
         """Send a request to the agent to end the job."""
@@ -158,7 +158,7 @@ class AgentConnection(asyncio.Protocol):
         self._buffer = bytearray()
         self._jobs: dict[int, AgentJob] = {}
         self._next = 1
-        self.lost = False
+        self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport; called by the event loop."""
@@ -189,18 +189,18 @@ class AgentConnection(asyncio.Protocol):
         if kind in _STREAMS:
             job.add(kind, payload)
         elif kind == _USED:
-            job.used(int.from_bytes(payload[:8], "little") / 1e6)
+            job.resolve_cpu_time(int.from_bytes(payload[:8], "little") / 1e6)
         elif kind == _END:
             del self._jobs[channel]
             try:
                 end = json.loads(payload)
             except (ValueError, RecursionError):
                 end = None
-            job.finish(end if is_end(end) else {"error": "the agent's answer is malformed"})
+            job.finish(end if is_valid_end(end) else {"error": "the agent's answer is malformed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Finish all jobs with an error; called by the event loop."""
-        self.lost = True
+        self.is_lost = True
         reason = self._on_lost()
         for job in self._jobs.values():
             job.finish(None, reason)
@@ -221,7 +221,7 @@ class AgentConnection(asyncio.Protocol):
         self.send(name, job.channel, request)
         return job
 
-    def again(self, channel: int, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+    def submit_on_channel(self, channel: int, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
         """Start a further job on the channel of a session."""
         job = self._open(channel, output_bytes)
         self.send(name, channel, request)
@@ -229,7 +229,7 @@ class AgentConnection(asyncio.Protocol):
 
     def _open(self, channel: int, output_bytes: int) -> AgentJob:
         job = AgentJob(self, channel, output_bytes)
-        if self.lost:
+        if self.is_lost:
             job.finish(None, "the sandbox has ended")
         else:
             self._jobs[channel] = job
@@ -240,7 +240,7 @@ class AgentConnection(asyncio.Protocol):
         self._write(message)
 
     def _write(self, message: Any) -> None:
-        if self._transport is not None and not self.lost:
+        if self._transport is not None and not self.is_lost:
             body = marshal.dumps(message, 4)
             self._transport.write(len(body).to_bytes(4, "little") + body)
 

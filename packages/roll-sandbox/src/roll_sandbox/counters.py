@@ -15,20 +15,20 @@ class Counters:
 
     def __init__(self, files: Sequence[tuple[str, str]] = ()) -> None:
         self._files = list(zip((Limit.MEMORY, Limit.PROCESSES), files, strict=False))
-        self._seen = {limit: _count(*file) for limit, file in self._files}
+        self._seen = {limit: _read_count(*file) for limit, file in self._files}
 
-    def news(self) -> set[Limit]:
+    def poll(self) -> set[Limit]:
         """Return the limits whose count grew since the last call."""
         grown = set()
         for limit, file in self._files:
-            count = _count(*file)
+            count = _read_count(*file)
             if count > self._seen[limit]:
                 grown.add(limit)
             self._seen[limit] = count
         return grown
 
 
-def _count(path: str, word: str) -> int:
+def _read_count(path: str, word: str) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

@@ -30,7 +30,7 @@ from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxError, SandboxUnavailableError
-from roll_sandbox.requests import agent_settings
+from roll_sandbox.requests import make_agent_settings
 from roll_sandbox.seccomp import SUPPORTED, seccomp_filter
 from roll_sandbox.system_plan import HOME
 from roll_sandbox.types import Limit, SandboxSpec
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 DEFAULT_IMAGE = "python:3.11-slim"
 LABEL = "roll_sandbox"
-NEVER_STARTED_S = 600.0
+STALE_AFTER_S = 600.0
 """Age at which a container that has not started is removed."""
 _OVERHEAD_BYTES = 32 * 2**20
 _OVERHEAD_PROCESSES = 4
@@ -70,7 +70,7 @@ class DockerRuntime:
         """Connect to the engine."""
         if self._client is None:
             self._client, machine = await asyncio.to_thread(_connect)
-            await asyncio.to_thread(_remove_never_started, self._client)
+            await asyncio.to_thread(_remove_stale_containers, self._client)
             if machine in SUPPORTED:
                 self._filter = seccomp_filter(machine)
             else:
@@ -93,7 +93,7 @@ class DockerRuntime:
         try:
             container, line = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_abandon)
+            starting.add_done_callback(_close_abandoned)
             raise
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -103,10 +103,10 @@ class DockerRuntime:
             if not removal:
                 removal.append(loop.create_task(_remove(container, ended)))
 
-        async def at_loss() -> set[Limit]:
-            return await asyncio.to_thread(_limits_of_the_lost, self._client, container, since)
+        async def on_agent_lost() -> set[Limit]:
+            return await asyncio.to_thread(_query_oom, self._client, container, since)
 
-        settings = agent_settings(
+        settings = make_agent_settings(
             spec,
             home=HOME,
             env={
@@ -126,7 +126,7 @@ class DockerRuntime:
         connection = _DockerConnection(lambda: "the container ended unexpectedly")
         await loop.create_connection(lambda: connection, sock=line)
         sandbox = Sandbox(
-            spec, settings, connection, destroy=destroy, ended=ended, counters=Counters(), at_loss=at_loss
+            spec, settings, connection, destroy=destroy, ended=ended, counters=Counters(), on_agent_lost=on_agent_lost
         )
         self._sandboxes.add(sandbox)
         sandbox.on_close(lambda: self._sandboxes.discard(sandbox))
@@ -139,16 +139,19 @@ class DockerRuntime:
         container = None
         try:
             container = client.containers.create(
-                image, ["python3", "-SsB", "-c", agent_source()], **_settings(spec), labels={LABEL: self._label}
+                image,
+                ["python3", "-SsB", "-c", agent_source()],
+                **_container_settings(spec),
+                labels={LABEL: self._label},
             )
             line = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1})
-            own = _own_socket(line)
+            own = _detach_socket(line)
             container.start()
         except BaseException as error:
             if container is not None:
                 _remove_now(container)
             if isinstance(error, (docker.errors.DockerException, OSError)):
-                raise _explained(error, image, spec) from error
+                raise _explain_start_error(error, image, spec) from error
             raise
         return container, own
 
@@ -157,10 +160,10 @@ class DockerRuntime:
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes)))
         client, self._client = self._client, None
         if client is not None:
-            await asyncio.to_thread(self._sweep, client)
+            await asyncio.to_thread(self._remove_leftovers, client)
             await asyncio.to_thread(client.close)
 
-    def _sweep(self, client: DockerClient) -> None:
+    def _remove_leftovers(self, client: DockerClient) -> None:
         """Remove containers whose start was canceled."""
         import docker.errors
 
@@ -171,7 +174,7 @@ class DockerRuntime:
                 _remove_now(container)
 
 
-def _settings(spec: SandboxSpec) -> dict[str, Any]:
+def _container_settings(spec: SandboxSpec) -> dict[str, Any]:
     """Return the settings of the container."""
     import docker.types
 
@@ -202,7 +205,7 @@ def _settings(spec: SandboxSpec) -> dict[str, Any]:
     }
 
 
-def _own_socket(line: Any) -> socket.socket:
+def _detach_socket(line: Any) -> socket.socket:
     """Duplicate the connection to the engine into a plain socket, and close the original."""
     raw: Any = getattr(line, "_sock", line)
     if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
@@ -217,7 +220,7 @@ def _own_socket(line: Any) -> socket.socket:
     return duplicate
 
 
-def _explained(error: Exception, image: str, spec: SandboxSpec) -> Exception:
+def _explain_start_error(error: Exception, image: str, spec: SandboxSpec) -> Exception:
     """Return the error to raise for a failed start: one that the user can fix, or one for which a retry may help."""
     import docker.errors
 
@@ -257,7 +260,7 @@ def _connect() -> tuple[DockerClient, str]:
     return client, machine
 
 
-def _remove_never_started(client: DockerClient) -> None:
+def _remove_stale_containers(client: DockerClient) -> None:
     """Remove containers whose ROLL process was killed between their creation and their start."""
     import docker.errors
 
@@ -266,11 +269,11 @@ def _remove_never_started(client: DockerClient) -> None:
             all=True, filters={"label": LABEL, "status": "created"}, ignore_removed=True
         ):
             created = datetime.fromisoformat(container.attrs["Created"].split(".")[0].rstrip("Z") + "+00:00")
-            if time.time() - created.timestamp() >= NEVER_STARTED_S:
+            if time.time() - created.timestamp() >= STALE_AFTER_S:
                 _remove_now(container)
 
 
-def _limits_of_the_lost(client: DockerClient | None, container: Container, since: int) -> set[Limit]:
+def _query_oom(client: DockerClient | None, container: Container, since: int) -> set[Limit]:
     """Return whether a container that ended by itself ran out of memory, as a set of limits.
 
     The agent shares the container's memory with the program, so the kernel may have killed the agent.
@@ -287,7 +290,7 @@ def _limits_of_the_lost(client: DockerClient | None, container: Container, since
     return {Limit.MEMORY} if found else set()
 
 
-def _abandon(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
+def _close_abandoned(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
     """Close the connection of a container whose start was canceled; its agent then ends."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result()[1].close()

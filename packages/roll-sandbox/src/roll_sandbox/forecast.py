@@ -4,7 +4,7 @@
 
 `rate` predicts requests that come at random: while one sandbox starts (the lead), a Poisson number of others is
 requested. `burst` predicts requests that a rate cannot: the rollouts of a training step come at once, and then none for
-a while. It is the largest recent shortage (`shortage_after`), and is kept through silences of the usual length.
+a while. It is the largest recent shortage (`update_shortage`), and is kept through silences of the usual length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["Demand", "bounded", "hold_s", "most_idle", "poisson_quantile", "shortage_after", "target"]
+__all__ = [
+    "Demand",
+    "compute_hold_s",
+    "compute_max_idle",
+    "compute_poisson_quantile",
+    "compute_target",
+    "scale_to_total",
+    "update_shortage",
+]
 
 QUANTILE = 0.99
 RATE_HALF_LIFE_S = 10.0
@@ -23,7 +31,7 @@ BURST_HALF_LIFE_S = 60.0
 FADE_HALF_LIFE_S = 20.0
 """Half-life of a burst, once a silence is longer than usual."""
 HOLD_S = 60.0
-MOST_HOLD_S = 1800.0
+MAX_HOLD_S = 1800.0
 IDLE_BYTES = 2_300_000
 """Measured: what an idle sandbox adds to the memory in use (`make bench NAME=sandbox-service`)."""
 MEMORY_SHARE = 0.25
@@ -45,39 +53,39 @@ class Demand:
     quiet_s: float = 0.0
     """Time since the last arrival."""
 
-    def after(self, arrivals: int, shortage: float, window_s: float) -> Demand:
+    def update(self, arrivals: int, shortage: float, window_s: float) -> Demand:
         """Return the demand after another window.
 
         Args:
             arrivals: sandboxes requested in the window.
-            shortage: the largest number that was missing in it (see `shortage_after`).
+            shortage: the largest number that was missing in it (see `update_shortage`).
             window_s: length of the window.
         """
-        rate = self.rate_per_s + _gain(window_s, RATE_HALF_LIFE_S) * (arrivals / window_s - self.rate_per_s)
+        rate = self.rate_per_s + _compute_gain(window_s, RATE_HALF_LIFE_S) * (arrivals / window_s - self.rate_per_s)
         if arrivals:
-            burst = max(shortage, self.burst + _gain(window_s, BURST_HALF_LIFE_S) * (shortage - self.burst))
+            burst = max(shortage, self.burst + _compute_gain(window_s, BURST_HALF_LIFE_S) * (shortage - self.burst))
             gap_s = max(self.quiet_s, 0.9 * self.gap_s) if self.quiet_s else self.gap_s
             return Demand(rate_per_s=rate, burst=burst, gap_s=gap_s)
         quiet_s = self.quiet_s + window_s
-        fading = _gain(window_s, FADE_HALF_LIFE_S) if quiet_s > hold_s(self) else 0.0
+        fading = _compute_gain(window_s, FADE_HALF_LIFE_S) if quiet_s > compute_hold_s(self) else 0.0
         return Demand(rate_per_s=rate, burst=self.burst * (1 - fading), gap_s=self.gap_s, quiet_s=quiet_s)
 
 
-def hold_s(demand: Demand) -> float:
+def compute_hold_s(demand: Demand) -> float:
     """Return how long a silence may last before a burst is no longer expected to recur."""
-    return min(HOLD_S + 2 * demand.gap_s, MOST_HOLD_S)
+    return min(HOLD_S + 2 * demand.gap_s, MAX_HOLD_S)
 
 
-def _gain(window_s: float, half_life_s: float) -> float:
+def _compute_gain(window_s: float, half_life_s: float) -> float:
     return 1 - 0.5 ** (window_s / half_life_s)
 
 
-def shortage_after(shortage: float, elapsed_s: float, per_s: float) -> float:
+def update_shortage(shortage: float, elapsed_s: float, per_s: float) -> float:
     """Return how many sandboxes are missing after one more request: a leaky bucket that drains at `per_s` starts."""
     return max(0.0, shortage - elapsed_s * per_s) + 1
 
 
-def poisson_quantile(mean: float, probability: float, most: int) -> int:
+def compute_poisson_quantile(mean: float, probability: float, most: int) -> int:
     """Return the smallest k, at most `most`, with P(X <= k) >= `probability` for a Poisson variable X."""
     below, k = math.exp(-mean), 0
     while below < probability and k < most:
@@ -86,7 +94,7 @@ def poisson_quantile(mean: float, probability: float, most: int) -> int:
     return k
 
 
-def target(demand: Demand, lead_s: float, most: int) -> int:
+def compute_target(demand: Demand, lead_s: float, most: int) -> int:
     """Return how many idle sandboxes of a kind to keep.
 
     Args:
@@ -94,10 +102,10 @@ def target(demand: Demand, lead_s: float, most: int) -> int:
         lead_s: seconds from the request for another idle sandbox until it is ready.
         most: upper bound of the result.
     """
-    return max(poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, most), min(most, round(demand.burst)))
+    return max(compute_poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, most), min(most, round(demand.burst)))
 
 
-def most_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, most: int) -> int:
+def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, most: int) -> int:
     """Return how many idle sandboxes of all kinds together may be kept.
 
     Args:
@@ -112,7 +120,7 @@ def most_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, 
     return min(most, int(cores * STARTED_WITHIN_S / start_s))
 
 
-def bounded(wanted: Mapping[_K, int], most: int) -> dict[_K, int]:
+def scale_to_total(wanted: Mapping[_K, int], most: int) -> dict[_K, int]:
     """Scale the numbers down to a total of `most`: in proportion, with the rest given to the largest remainders."""
     total = sum(wanted.values())
     if total <= most:

@@ -8,22 +8,22 @@ from typing import Any, Protocol
 
 from roll_sandbox.connection import AgentJob
 from roll_sandbox.errors import SandboxError
-from roll_sandbox.results import result_of
+from roll_sandbox.results import parse_result
 from roll_sandbox.types import Chunk, ExecutionResult, Limit
 
 __all__ = ["Job"]
 
 
-class RunsJob(Protocol):
+class JobHost(Protocol):
     """The interface of a sandbox that a job uses."""
 
-    silence_s: float | None
+    agent_grace_s: float | None
 
-    def counted(self) -> set[Limit]:
+    def poll_kernel_limits(self) -> set[Limit]:
         """Return the limits that the kernel has enforced since the last call."""
         ...
 
-    async def counted_at_loss(self) -> set[Limit]:
+    async def poll_limits_after_crash(self) -> set[Limit]:
         """Return the limits that the kernel has enforced, after the agent has ended unexpectedly."""
         ...
 
@@ -35,26 +35,26 @@ class RunsJob(Protocol):
 class Job:
     """A running or ended program, or a session's command."""
 
-    def __init__(self, sandbox: RunsJob, job: AgentJob, wall_s: float) -> None:
+    def __init__(self, sandbox: JobHost, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
         self._job = job
-        self._give_up: asyncio.TimerHandle | None = None
-        self._silent = False
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._is_unresponsive = False
         self._result: ExecutionResult | None = None
-        self._be_patient(wall_s)
-        job.end.add_done_callback(lambda _: self._be_patient(None))
+        self._set_deadline(wall_s)
+        job.end.add_done_callback(lambda _: self._set_deadline(None))
 
-    def _be_patient(self, wall_s: float | None) -> None:
+    def _set_deadline(self, wall_s: float | None) -> None:
         """Give the agent `wall_s`, and the silence allowed after it, from now on; `None`: no bound."""
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
-        if wall_s is not None and self._sandbox.silence_s is not None:
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        if wall_s is not None and self._sandbox.agent_grace_s is not None:
             loop = asyncio.get_running_loop()
-            self._give_up = loop.call_later(wall_s + self._sandbox.silence_s, self._abandon)
+            self._deadline_timer = loop.call_later(wall_s + self._sandbox.agent_grace_s, self._end_unresponsive)
 
-    def _abandon(self) -> None:
-        self._silent = True
+    def _end_unresponsive(self) -> None:
+        self._is_unresponsive = True
         self._sandbox.destroy()
 
     def done(self) -> bool:
@@ -74,7 +74,7 @@ class Job:
         self._job.drop()
         self.kill()
 
-    async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
+    async def set_limits(self, *, wall_s: float, cpu_s: float | None) -> float:
         """Set new limits of a program, counted from now on.
 
         Returns:
@@ -83,8 +83,8 @@ class Job:
         Raises:
             SandboxError: the sandbox broke.
         """
-        counted = self._job.bound(wall_s, cpu_s)
-        self._be_patient(None if self.done() else wall_s)
+        counted = self._job.set_limits(wall_s, cpu_s)
+        self._set_deadline(None if self.done() else wall_s)
         used_s = await counted
         return (await self.wait()).cpu_s if used_s is None else used_s
 
@@ -97,13 +97,13 @@ class Job:
         """Close the program's standard input."""
         self._job.write(b"")
 
-    def shown(self, rows: int, columns: int, more: int = 0) -> None:
+    def update_terminal(self, rows: int, columns: int, num_shown_bytes: int = 0) -> None:
         """Report the size of a program's terminal, and how many more bytes of its output were shown.
 
         The program waits while more than 1 MiB of its output has not been shown.
         """
         most = 2**16 - 1
-        self._job.shown(min(max(rows, 1), most), min(max(columns, 1), most), more)
+        self._job.update_terminal(min(max(rows, 1), most), min(max(columns, 1), most), num_shown_bytes)
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -125,16 +125,16 @@ class Job:
             try:
                 end = await asyncio.shield(self._job.end)
             except SandboxError:
-                if self._silent:
+                if self._is_unresponsive:
                     limits.add(Limit.WALL_TIME)
-                elif Limit.MEMORY in await self._sandbox.counted_at_loss():
+                elif Limit.MEMORY in await self._sandbox.poll_limits_after_crash():
                     limits.add(Limit.MEMORY)
                 else:
                     raise
                 end = {}
             else:
-                limits |= self._sandbox.counted() | {Limit(name) for name in end.get("counted", ())}
-            self._result = result_of(end, limits, self._job.output)
+                limits |= self._sandbox.poll_kernel_limits() | {Limit(name) for name in end.get("counted", ())}
+            self._result = parse_result(end, limits, self._job.output)
         return self._result
 
     async def report(self) -> dict[str, Any]:
@@ -154,11 +154,11 @@ class Job:
             "wall_s": result.wall_s,
             "cpu_s": result.cpu_s,
             "peak": result.peak_memory_bytes,
-            "closed": self.closed_session,
+            "closed": self.has_closed_session,
         }
 
     @property
-    def closed_session(self) -> bool:
+    def has_closed_session(self) -> bool:
         """Whether the shell ended with this command."""
         job = self._job.end
         return not job.done() or job.exception() is not None or bool(job.result().get("closed"))

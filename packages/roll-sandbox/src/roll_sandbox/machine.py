@@ -5,23 +5,23 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["CpuMeter", "free_memory_bytes", "memory_bytes", "num_cores"]
+__all__ = ["CpuMeter", "count_cores", "read_free_memory_bytes", "read_memory_bytes"]
 
-_GROUP = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
-def num_cores() -> int:
+def count_cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def free_memory_bytes() -> int | None:
+def read_free_memory_bytes() -> int | None:
     """Return the memory that programs may still take; `None` if the system does not report it."""
-    found = memory_bytes()
+    found = read_memory_bytes()
     return None if found is None else found[0]
 
 
-def memory_bytes() -> tuple[int, int] | None:
+def read_memory_bytes() -> tuple[int, int] | None:
     """Return the free and total memory of the machine or its container; `None` if the system does not report it."""
     try:
         with open("/proc/meminfo") as lines:
@@ -30,8 +30,8 @@ def memory_bytes() -> tuple[int, int] | None:
     except (OSError, ValueError, KeyError):
         return None
     try:
-        most = int((_GROUP / "memory.max").read_text())
-        group = max(0, most - int((_GROUP / "memory.current").read_text())), most
+        most = int((_CGROUP / "memory.max").read_text())
+        group = max(0, most - int((_CGROUP / "memory.current").read_text())), most
     except (OSError, ValueError):
         return machine  # no such file, or no bound ("max")
     return min(machine, group)
@@ -41,16 +41,16 @@ class CpuMeter:
     """Meter of the share of the machine's cores in use since the last call."""
 
     def __init__(self) -> None:
-        self._last = _jiffies()
+        self._last = _read_jiffies()
 
-    def busy(self) -> float:
+    def measure_busy_share(self) -> float:
         """Return the share, from 0 to 1; 0 if the system does not report it."""
-        (idle, total), (idle_then, total_then) = _jiffies(), self._last
+        (idle, total), (idle_then, total_then) = _read_jiffies(), self._last
         self._last = idle, total
         return 1 - (idle - idle_then) / (total - total_then) if total > total_then else 0.0
 
 
-def _jiffies() -> tuple[int, int]:
+def _read_jiffies() -> tuple[int, int]:
     """Return the idle and the total CPU time, in jiffies."""
     try:
         with open("/proc/stat") as file:

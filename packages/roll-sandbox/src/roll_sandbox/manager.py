@@ -21,9 +21,9 @@ from types import TracebackType
 
 from roll_sandbox.agent_sandbox import Job, Sandbox
 from roll_sandbox.errors import RollSandboxError, SandboxError
-from roll_sandbox.forecast import bounded, most_idle, target
-from roll_sandbox.machine import free_memory_bytes, num_cores
-from roll_sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, pool_key
+from roll_sandbox.forecast import compute_max_idle, compute_target, scale_to_total
+from roll_sandbox.machine import count_cores, read_free_memory_bytes
+from roll_sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, make_pool_key
 from roll_sandbox.runtime import Runtime
 from roll_sandbox.runtimes import new_runtime
 from roll_sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
@@ -34,7 +34,7 @@ RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
 WINDOW_S = 1.0
 """Seconds between two resizes of the pools."""
-MOST_POOLS = 256
+MAX_POOLS = 256
 """Number of pools above which empty ones are dropped."""
 
 
@@ -61,15 +61,15 @@ class SandboxManager:
         """The isolation runtime."""
         self._spec = spec or SandboxSpec()
         self._warm = warm
-        self._cores = num_cores()
-        self._places = asyncio.Semaphore(max_sandboxes)
+        self._cores = count_cores()
+        self._slots = asyncio.Semaphore(max_sandboxes)
         self._refilling = asyncio.Semaphore(self._cores)
         self._max_idle = max_sandboxes
         self._pools: dict[SandboxSpec, Pool] = {}
-        self._sizing: asyncio.Task[None] | None = None
+        self._resize_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
-        self._open = False
+        self._is_open = False
 
     async def __aenter__(self) -> SandboxManager:
         await self.start()
@@ -87,17 +87,17 @@ class SandboxManager:
             SandboxUnavailableError: this machine cannot start them; the message says why and what to do.
         """
         await self.runtime.start()
-        self._open = True
+        self._is_open = True
         try:
-            pool = self._pool(self.runtime.resolve(self._spec))
+            pool = self._get_pool(self.runtime.resolve(self._spec))
             pool.target = self._cores if self._warm is None else self._warm
-            await asyncio.gather(*(self._fill(pool) for _ in range(pool.target)))
+            await asyncio.gather(*(self._start_idle(pool) for _ in range(pool.target)))
         except BaseException:
             await self.close()
             raise
         if self._warm is None:
             pool.demand = replace(pool.demand, burst=float(pool.target))
-            self._sizing = asyncio.create_task(self._size())
+            self._resize_task = asyncio.create_task(self._resize_pools())
 
     async def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
         """Run one program where nothing else runs or has run.
@@ -118,8 +118,8 @@ class SandboxManager:
             As `execute`.
         """
         spec = self.runtime.resolve(spec or self._spec)
-        async with self._places:
-            sandbox, runs = await self._take(spec, fresh=False)
+        async with self._slots:
+            sandbox, runs = await self._acquire(spec, fresh=False)
             reusable = self.runtime.fresh_programs
             keep = False
             try:
@@ -136,10 +136,10 @@ class SandboxManager:
                 self._counts["broken"] += 1
                 raise
             finally:
-                pool = self._pool(spec)
-                if keep and self._open and not sandbox.broken and len(pool.idle) < self._most_kept(pool):
+                pool = self._get_pool(spec)
+                if keep and self._is_open and not sandbox.broken and len(pool.idle) < self._max_kept(pool):
                     pool.idle.append((sandbox, runs + 1))
-                    await self._trim()
+                    await self._close_excess_idle()
                 else:
                     await sandbox.close()
                     self._refill(pool)
@@ -152,14 +152,14 @@ class SandboxManager:
             UntrustedCodeError: see `execute`.
         """
         spec = self.runtime.resolve(spec or self._spec)
-        await self._places.acquire()
+        await self._slots.acquire()
         try:
-            sandbox, _ = await self._take(spec, fresh=True)
+            sandbox, _ = await self._acquire(spec, fresh=True)
         except BaseException:
-            self._places.release()
+            self._slots.release()
             raise
-        sandbox.on_close(self._places.release)
-        self._refill(self._pool(spec))
+        sandbox.on_close(self._slots.release)
+        self._refill(self._get_pool(spec))
         if snapshot is not None:
             try:
                 await sandbox.restore(snapshot)
@@ -168,24 +168,24 @@ class SandboxManager:
                 raise
         return sandbox
 
-    async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
+    async def _acquire(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
         """Return an idle sandbox (unused, if `fresh`) or a new one, and how many programs it has run."""
-        if not self._open:
+        if not self._is_open:
             raise SandboxError("the sandbox manager was not started, or is closed")
-        pool = self._pool(spec)
+        pool = self._get_pool(spec)
         del self._pools[pool.key]
         self._pools[pool.key] = pool  # keeps the most recently requested pool last
         return pool.take(fresh=fresh) or (await self._launch(spec), 0)
 
-    def _pool(self, spec: SandboxSpec) -> Pool:
-        key = pool_key(spec)
+    def _get_pool(self, spec: SandboxSpec) -> Pool:
+        key = make_pool_key(spec)
         if key not in self._pools:
-            if len(self._pools) >= MOST_POOLS:
+            if len(self._pools) >= MAX_POOLS:
                 self._pools = {key: pool for key, pool in self._pools.items() if pool.idle or pool.starting}
             self._pools[key] = Pool(key, self._warm or 0, self._cores)
         return self._pools[key]
 
-    def _most_kept(self, pool: Pool) -> int:
+    def _max_kept(self, pool: Pool) -> int:
         """Return how many used sandboxes a pool may keep idle; with a forecast, each window closes the surplus."""
         return pool.target if self._warm is not None else max(pool.target, self._cores)
 
@@ -206,25 +206,25 @@ class SandboxManager:
 
     def _refill(self, pool: Pool) -> None:
         """Start the missing idle sandboxes of a pool, in the background."""
-        for _ in range(pool.missing if self._open else 0):
+        for _ in range(pool.num_missing if self._is_open else 0):
             pool.starting += 1
-            task = asyncio.create_task(self._fill_quietly(pool))
+            task = asyncio.create_task(self._fill_in_background(pool))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _fill_quietly(self, pool: Pool) -> None:
+    async def _fill_in_background(self, pool: Pool) -> None:
         try:
             await asyncio.sleep(REFILL_AFTER_S)
             async with self._refilling:
                 if len(pool.idle) < pool.target:
-                    await self._fill(pool)
+                    await self._start_idle(pool)
         except RollSandboxError:  # the next request reports the error
             if self._warm is None:
-                pool.forget()
+                pool.reset_forecast()
         finally:
             pool.starting -= 1
 
-    async def _fill(self, pool: Pool) -> None:
+    async def _start_idle(self, pool: Pool) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         sandbox = await self._launch(pool.key)
@@ -233,49 +233,49 @@ class SandboxManager:
         except BaseException:
             await sandbox.close()
             raise
-        pool.started(loop.time() - began)
-        if self._open and len(pool.idle) < pool.target:
+        pool.record_start(loop.time() - began)
+        if self._is_open and len(pool.idle) < pool.target:
             pool.idle.insert(0, (sandbox, 0))
-            await self._trim()
+            await self._close_excess_idle()
         else:
             await sandbox.close()
 
-    async def _trim(self) -> None:
+    async def _close_excess_idle(self) -> None:
         """Close idle sandboxes beyond the bound, starting with the least recently requested spec."""
         while sum(len(pool.idle) for pool in self._pools.values()) > self._max_idle:
             pool = next(pool for pool in self._pools.values() if pool.idle)
             sandbox, _ = pool.idle.pop(0)
             await sandbox.close()
 
-    async def _size(self) -> None:
+    async def _resize_pools(self) -> None:
         """Resize the pools after each window, by the forecast, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
             await asyncio.sleep(WINDOW_S)
-            for sandbox in self._resized(loop.time() - began):
+            for sandbox in self._resize_once(loop.time() - began):
                 with contextlib.suppress(SandboxError):
                     await sandbox.close()
 
-    def _resized(self, window_s: float) -> list[Sandbox]:
+    def _resize_once(self, window_s: float) -> list[Sandbox]:
         """Set each pool's target after a window, start missing sandboxes, and return surplus ones."""
         pools = self._pools
         for pool in pools.values():
-            pool.window(window_s)
-        most = most_idle(
-            free_bytes=free_memory_bytes(),
+            pool.end_window(window_s)
+        most = compute_max_idle(
+            free_bytes=read_free_memory_bytes(),
             idle=sum(len(pool.idle) for pool in pools.values()),
             cores=self._cores,
             start_s=max((pool.start_s for pool in pools.values()), default=1.0),
             most=self._max_idle,
         )
-        wanted = {key: target(pool.demand, pool.lead_s, most) for key, pool in pools.items()}
+        wanted = {key: compute_target(pool.demand, pool.lead_s, most) for key, pool in pools.items()}
         gone: list[Sandbox] = []
-        for key, number in bounded(wanted, most).items():
+        for key, number in scale_to_total(wanted, most).items():
             pools[key].target = number
-            gone += pools[key].surplus()
+            gone += pools[key].remove_surplus()
             self._refill(pools[key])
-            if pools[key].unused:
+            if pools[key].is_unused:
                 del pools[key]
         return gone
 
@@ -290,8 +290,8 @@ class SandboxManager:
 
     async def close(self) -> None:
         """End every sandbox, also those that callers hold; may be called twice."""
-        self._open = False
-        tasks = [*self._tasks, *([self._sizing] if self._sizing is not None else ())]
+        self._is_open = False
+        tasks = [*self._tasks, *([self._resize_task] if self._resize_task is not None else ())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -8,11 +8,11 @@ import zlib
 from dataclasses import dataclass
 
 from roll_sandbox.agent_sandbox import Sandbox
-from roll_sandbox.forecast import Demand, shortage_after
+from roll_sandbox.forecast import Demand, update_shortage
+from roll_sandbox.sanitize import escape_control_chars
 from roll_sandbox.types import SandboxSpec
-from roll_sandbox.visible import printable
 
-__all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "pool_key"]
+__all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "make_pool_key"]
 
 REFILL_AFTER_S = 0.01
 """Delay before a refill, so that the start of another sandbox does not compete for cores with the program of the one
@@ -22,7 +22,7 @@ _FIRST_START_S = 0.05
 """Assumed duration of a start until one was measured."""
 
 
-def pool_key(spec: SandboxSpec) -> SandboxSpec:
+def make_pool_key(spec: SandboxSpec) -> SandboxSpec:
     """Return the key of a pool: specs that differ only in where they run share a pool."""
     return dataclasses.replace(spec, affinity="") if spec.affinity else spec
 
@@ -63,8 +63,8 @@ class Pool:
         self._cores = cores
         self._arrivals = 0
         self._shortage = 0.0
-        self._most_short = 0.0
-        self._last = 0.0
+        self._max_shortage = 0.0
+        self._last_request = 0.0
         self._least_idle = 0
 
     @property
@@ -72,16 +72,16 @@ class Pool:
         """Seconds from the need for another idle sandbox until it is ready."""
         return REFILL_AFTER_S + self.start_s
 
-    def _asked(self) -> None:
+    def _record_request(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._shortage = shortage_after(self._shortage, now - self._last, self._cores / self.lead_s)
-        self._last = now
+        self._shortage = update_shortage(self._shortage, now - self._last_request, self._cores / self.lead_s)
+        self._last_request = now
         self._arrivals += 1
-        self._most_short = max(self._most_short, self._shortage)
+        self._max_shortage = max(self._max_shortage, self._shortage)
 
     def take(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
         """Take an idle sandbox and the number of programs it ran (0, if `fresh`); return `None` if none is idle."""
-        self._asked()
+        self._record_request()
         for index in range(len(self.idle) - 1, -1, -1):
             if self.idle[index][0].broken:
                 del self.idle[index]
@@ -94,20 +94,20 @@ class Pool:
         self._least_idle = 0
         return None
 
-    def started(self, seconds: float) -> None:
+    def record_start(self, seconds: float) -> None:
         """Record how long a start took."""
         self.start_s += 0.2 * (seconds - self.start_s)
 
-    def forget(self) -> None:
+    def reset_forecast(self) -> None:
         """Reset the forecast after a failed start: expect no requests until the next one."""
         self.target, self.demand = 0, Demand()
 
-    def window(self, seconds: float) -> None:
+    def end_window(self, seconds: float) -> None:
         """Update the demand at the end of a window."""
-        self.demand = self.demand.after(self._arrivals, self._most_short, seconds)
-        self._arrivals, self._most_short = 0, 0.0
+        self.demand = self.demand.update(self._arrivals, self._max_shortage, seconds)
+        self._arrivals, self._max_shortage = 0, 0.0
 
-    def surplus(self) -> list[Sandbox]:
+    def remove_surplus(self) -> list[Sandbox]:
         """Remove and return the sandboxes beyond the target that were idle all window, for the caller to close."""
         number = max(0, min(len(self.idle) - self.target, self._least_idle))
         gone = [sandbox for sandbox, _ in self.idle[:number]]
@@ -116,17 +116,17 @@ class Pool:
         return gone
 
     @property
-    def missing(self) -> int:
+    def num_missing(self) -> int:
         """Number of sandboxes to start."""
         return max(0, self.target - len(self.idle) - self.starting)
 
     @property
-    def unused(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether the pool is empty and nothing is expected."""
         return not (self.idle or self.starting or self.target)
 
     def report(self) -> PoolReport:
         """Return the pool's metrics."""
         number = zlib.crc32(repr(self.key).encode())
-        name = f"{printable(self.key.image or 'host')[:100]}-{number:08x}"
+        name = f"{escape_control_chars(self.key.image or 'host')[:100]}-{number:08x}"
         return PoolReport(pool=name, idle=len(self.idle), target=self.target, hits=self.hits, misses=self.misses)

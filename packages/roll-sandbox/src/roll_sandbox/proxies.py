@@ -20,7 +20,7 @@ from roll_sandbox.errors import ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["client_session", "is_this_machine", "proxy_for", "reaching_this_machine", "through"]
+__all__ = ["client_session", "describe_proxy", "exempt_this_machine", "is_this_machine", "proxy_for"]
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 """Names of this machine that other programs understand in `NO_PROXY`."""
@@ -107,7 +107,7 @@ def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(proxy=proxy_for(url), trust_env=False, **options)
 
 
-def through(url: str) -> str:
+def describe_proxy(url: str) -> str:
     """Return ` (through the proxy …)` for an error message about an address; empty without a proxy."""
     proxy = proxy_for(url)
     if proxy is None:
@@ -117,7 +117,7 @@ def through(url: str) -> str:
     return f" (through the proxy {parts.hostname}{port}; NO_PROXY lists hosts that are reached without one)"
 
 
-def reaching_this_machine(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+def exempt_this_machine(environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment in which other programs reach this machine without a proxy.
 
     Args:

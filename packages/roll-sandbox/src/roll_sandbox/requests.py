@@ -7,14 +7,14 @@ from typing import Any
 from roll_sandbox.errors import OversizedUploadError
 from roll_sandbox.types import Command, Limits, Program, PythonCode, SandboxSpec
 
-__all__ = ["agent_settings", "check_texts", "run_request"]
+__all__ = ["check_texts", "make_agent_settings", "make_run_request"]
 
 
-_ENDLESS_BYTES = 2**52
+_UNLIMITED_BYTES = 2**52
 """Output limit of a terminal, whose program waits for its output to be shown instead."""
 
 
-def agent_settings(
+def make_agent_settings(
     spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
     """Return the settings that are sent to an agent first.
@@ -39,7 +39,7 @@ def agent_settings(
     }
 
 
-def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -> dict[str, Any]:
+def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -> dict[str, Any]:
     """Return a program as a request to the agent.
 
     Args:
@@ -74,7 +74,7 @@ def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -
             raise ValueError(
                 "a terminal is for a program of a sandbox that is kept: `create` one, and `start` it there."
             )
-        request["output_bytes"] = program.output_bytes or _ENDLESS_BYTES
+        request["output_bytes"] = program.output_bytes or _UNLIMITED_BYTES
     check_texts(request)
     _check_size(program, limits)
     return request

@@ -7,17 +7,17 @@ from typing import Any
 
 from roll_sandbox.types import ExecutionResult, Limit, Outcome
 
-__all__ = ["is_end", "result_of"]
+__all__ = ["is_valid_end", "parse_result"]
 
 _SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
 _NAMES = [limit.value for limit in Limit]
 
 
-_MOST = 2**62
+_MAX_NUMBER = 2**62
 
 
-def is_end(end: object) -> bool:
-    """Return whether `end` is a well-formed end for `result_of`; it comes from an agent amid hostile code."""
+def is_valid_end(end: object) -> bool:
+    """Return whether `end` is a well-formed end for `parse_result`; it comes from an agent amid hostile code."""
     if not isinstance(end, dict):
         return False
     limits = [end.get(name, ()) for name in ("limits", "counted")]
@@ -25,22 +25,22 @@ def is_end(end: object) -> bool:
     wholes = [end.get(name, 0) for name in ("code", "signal", "peak")]
     return (
         all(isinstance(each, list | tuple) and all(name in _NAMES for name in each) for each in limits)
-        and all(type(each) in (int, float) and 0 <= each <= _MOST for each in numbers)
-        and all(type(each) is int and -_MOST <= each <= _MOST for each in wholes)
+        and all(type(each) in (int, float) and 0 <= each <= _MAX_NUMBER for each in numbers)
+        and all(type(each) is int and -_MAX_NUMBER <= each <= _MAX_NUMBER for each in wholes)
     )
 
 
-def result_of(
-    end: Mapping[str, Any], counted: Iterable[Limit] = (), output: Callable[[str], bytes] = lambda _: b""
+def parse_result(
+    end: Mapping[str, Any], kernel_limits: Iterable[Limit] = (), output: Callable[[str], bytes] = lambda _: b""
 ) -> ExecutionResult:
     """Convert an agent's report of a program's end to a result.
 
     Args:
         end: the agent's report.
-        counted: limits that the kernel has enforced.
+        kernel_limits: limits that the kernel has enforced.
         output: returns all output of a stream.
     """
-    limits = {*counted, *(Limit(name) for name in end.get("limits", ()))}
+    limits = {*kernel_limits, *(Limit(name) for name in end.get("limits", ()))}
     code = int(end.get("code", 255))
     ended_by_limit = bool(end.get("limits")) or not end or (code != 0 and bool(limits))
     outcome = Outcome.SIGNALLED if end.get("signal") else Outcome.EXITED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from roll_sandbox.errors import ConfigError
-from roll_sandbox.names import nearest
+from roll_sandbox.names import suggest_nearest
 from roll_sandbox.runtime import Runtime
 
 __all__ = ["check_runtime", "new_runtime"]
@@ -25,7 +25,7 @@ def check_runtime(name: str) -> None:
     """
     if name not in _RUNTIMES:
         known = ", ".join(sorted(_RUNTIMES))
-        raise ConfigError(f"unknown sandbox runtime '{name}'.{nearest(name, _RUNTIMES)} Known: {known}.")
+        raise ConfigError(f"unknown sandbox runtime '{name}'.{suggest_nearest(name, _RUNTIMES)} Known: {known}.")
 
 
 def new_runtime(name: str) -> Runtime:

@@ -12,7 +12,7 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from roll_sandbox.syscalls import allowed, number
+from roll_sandbox.syscalls import get_number, list_allowed
 
 __all__ = ["SUPPORTED", "seccomp_filter"]
 
@@ -33,15 +33,15 @@ _SOCKET_KINDS, _PROTOCOLS = (1, 2), (0, 6, 17)
 """Streams and datagrams; TCP and UDP. A request for another protocol makes the kernel load its module."""
 _TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which inject input into the terminal from which the sandbox was started."""
-_FILE_SIZE_SIGNAL = 25
+_SIGXFSZ = 25
 """SIGXFSZ. A program that ignores it, as Python does, sees only a failed write, and the limit would not be noticed."""
-_EVERYBODY = 2
+_PRIO_USER = 2
 """PRIO_USER: all processes of a user."""
 _THREAD, _SHARED_FILES = 0x10000, 0x400
 """CLONE_THREAD, CLONE_FILES. Locks belong to a file table, and are listed by process: see `agent/locks.py`."""
 _OPEN_FILE_LOCKS = (37, 38)
 """F_OFD_SETLK and F_OFD_SETLKW: such locks are listed without their owner."""
-_ONLY_IF_CACHED = 8
+_RWF_NOWAIT = 8
 """RWF_NOWAIT, which reveals the pages of the host's files that were read before, in a sandbox or outside."""
 _CORE_SIZE = 4
 """RLIMIT_CORE, which is 1 in sandboxes: only then does no crash run the host's core file handler."""
@@ -51,11 +51,11 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
-def _fail(error: int) -> bytes:
+def _return_error(error: int) -> bytes:
     return _instruction(_RETURN, _FAIL | error)
 
 
-def _argument(index: int, *, high: bool = False) -> bytes:
+def _load_argument(index: int, *, high: bool = False) -> bytes:
     """Load half of an argument. Arguments that are checked are 32 bits wide, except for pointers."""
     return _instruction(_LOAD, 16 + 8 * index + 4 * high)
 
@@ -73,23 +73,29 @@ def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[byte
     return [*tests, otherwise, then]
 
 
-def _unless(value: int, then: list[bytes]) -> list[bytes]:
+def _if_not_equal(value: int, then: list[bytes]) -> list[bytes]:
     """Continue if `value` is loaded; else run `then`."""
     return [_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
 
 
-def _where(value: int, then: list[bytes]) -> list[bytes]:
+def _if_equal(value: int, then: list[bytes]) -> list[bytes]:
     """Run `then` if `value` is loaded; else continue."""
     return [_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
 
 
-def _only_asked(pointer: int) -> list[bytes]:
+def _allow_queries(pointer: int) -> list[bytes]:
     """Allow a call that only queries; report success without effect for one that sets.
 
     Some programs (Go) abort if the setting fails.
     """
-    done = [_fail(0)]
-    return [_argument(pointer), *_unless(0, done), _argument(pointer, high=True), *_unless(0, done), _ALLOWED]
+    done = [_return_error(0)]
+    return [
+        _load_argument(pointer),
+        *_if_not_equal(0, done),
+        _load_argument(pointer, high=True),
+        *_if_not_equal(0, done),
+        _ALLOWED,
+    ]
 
 
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
@@ -103,33 +109,33 @@ def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
-def _families() -> list[bytes]:
+def _socket_rules() -> list[bytes]:
     """Return the rules of `socket`: local sockets, and internet sockets that need no kernel module."""
     internet = [
-        _argument(1),
+        _load_argument(1),
         _instruction(_AND, 0xF),  # the rest are flags
         _instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
         _instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
-        _fail(errno.ESOCKTNOSUPPORT),
-        _argument(2),
-        *_one_of(_PROTOCOLS, _ALLOWED, _fail(errno.EPROTONOSUPPORT)),
+        _return_error(errno.ESOCKTNOSUPPORT),
+        _load_argument(2),
+        *_one_of(_PROTOCOLS, _ALLOWED, _return_error(errno.EPROTONOSUPPORT)),
     ]
     return [
-        _argument(0),
+        _load_argument(0),
         _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
         _ALLOWED,
         _instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
         _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
-        _fail(errno.EAFNOSUPPORT),
+        _return_error(errno.EAFNOSUPPORT),
         *internet,
     ]
 
 
-def _checked() -> list[tuple[str, list[bytes]]]:
+def _argument_rules() -> list[tuple[str, list[bytes]]]:
     """Return the calls that depend on their arguments, each with its rules."""
-    refused = _fail(errno.EPERM)
+    refused = _return_error(errno.EPERM)
     clones = [
-        _argument(0),
+        _load_argument(0),
         _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1),
         refused,
         _instruction(_JUMP_ANY_BIT, _THREAD, 0, 1),
@@ -139,25 +145,37 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         _ALLOWED,
     ]
     # For another family, the kernel makes a socket, and loads its module, before it finds that it cannot be paired.
-    pairs = [_argument(0), *_unless(_UNIX, [_fail(errno.EAFNOSUPPORT)]), _ALLOWED]
-    locks = [_argument(1), *_one_of(_OPEN_FILE_LOCKS, _fail(errno.EINVAL), _ALLOWED)]
+    pairs = [_load_argument(0), *_if_not_equal(_UNIX, [_return_error(errno.EAFNOSUPPORT)]), _ALLOWED]
+    locks = [_load_argument(1), *_one_of(_OPEN_FILE_LOCKS, _return_error(errno.EINVAL), _ALLOWED)]
     reads = [
-        _argument(5),
-        _instruction(_JUMP_ANY_BIT, _ONLY_IF_CACHED, 0, 1),
-        _fail(errno.EOPNOTSUPP),
+        _load_argument(5),
+        _instruction(_JUMP_ANY_BIT, _RWF_NOWAIT, 0, 1),
+        _return_error(errno.EOPNOTSUPP),
         _ALLOWED,
     ]
-    terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
-    limits = [_argument(0), *_unless(_CORE_SIZE, [_ALLOWED]), _fail(0)]
-    own_limits = [_argument(0), *_unless(0, [refused]), _argument(1), *_unless(_CORE_SIZE, [_ALLOWED]), *_only_asked(2)]
-    signals = [_argument(0), *_unless(_FILE_SIZE_SIGNAL, [_ALLOWED]), *_only_asked(1)]
+    terminal = [_load_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
+    limits = [_load_argument(0), *_if_not_equal(_CORE_SIZE, [_ALLOWED]), _return_error(0)]
+    own_limits = [
+        _load_argument(0),
+        *_if_not_equal(0, [refused]),
+        _load_argument(1),
+        *_if_not_equal(_CORE_SIZE, [_ALLOWED]),
+        *_allow_queries(2),
+    ]
+    signals = [_load_argument(0), *_if_not_equal(_SIGXFSZ, [_ALLOWED]), *_allow_queries(1)]
     # The agent, the first process, must get CPU time when a program's time is over.
-    priority = [_argument(0), *_where(_EVERYBODY, [refused]), _argument(1), *_where(1, [refused]), _ALLOWED]
-    turns = [_argument(0), *_where(1, [refused]), _ALLOWED]
+    priority = [
+        _load_argument(0),
+        *_if_equal(_PRIO_USER, [refused]),
+        _load_argument(1),
+        *_if_equal(1, [refused]),
+        _ALLOWED,
+    ]
+    turns = [_load_argument(0), *_if_equal(1, [refused]), _ALLOWED]
     return [
         ("clone", clones),
-        ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
-        ("socket", _families()),
+        ("clone3", [_return_error(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
+        ("socket", _socket_rules()),
         ("socketpair", pairs),
         ("fcntl", locks),
         ("preadv2", reads),
@@ -171,7 +189,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         ("sched_setscheduler", turns),
         ("sched_setattr", turns),
         # Not EPERM, for which cp, mv and sed would report an error for every file.
-        *((name, [_fail(errno.EOPNOTSUPP)]) for name in ("setxattr", "lsetxattr", "fsetxattr")),
+        *((name, [_return_error(errno.EOPNOTSUPP)]) for name in ("setxattr", "lsetxattr", "fsetxattr")),
     ]
 
 
@@ -184,7 +202,7 @@ def seccomp_filter(architecture: str | None = None) -> bytes:
     architecture = architecture or platform.machine()
     if architecture not in SUPPORTED:
         raise ValueError(f"there is no system-call filter for '{architecture}', only for {', '.join(SUPPORTED)}")
-    refused = _fail(errno.EPERM)
+    refused = _return_error(errno.EPERM)
     program = [
         _instruction(_LOAD, _ARCH),
         _instruction(_JUMP_EQUAL, _AUDIT_ARCH[architecture], 1, 0),
@@ -193,10 +211,10 @@ def seccomp_filter(architecture: str | None = None) -> bytes:
     ]
     if architecture == "x86_64":
         program += [_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    for name, body in _checked():
-        program += _only_for(number(name, architecture), body)
-    program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _fail(errno.ENOSYS)]
-    for first, last in _ranges(allowed(architecture)):
+    for name, body in _argument_rules():
+        program += _only_for(get_number(name, architecture), body)
+    program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _return_error(errno.ENOSYS)]
+    for first, last in _ranges(list_allowed(architecture)):
         program += [
             _instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
             _instruction(_JUMP_AT_LEAST, first, 0, 1),

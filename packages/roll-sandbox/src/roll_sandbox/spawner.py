@@ -22,8 +22,8 @@ START_S = 60.0
 """How long a spawner may take to start; it takes 0.1 s on an idle machine."""
 END_S = 10.0
 _MESSAGE_BYTES = 1 << 17
-_GONE = "the process that starts sandboxes is gone"
-_NO_START = "the process that starts sandboxes does not start"
+_NOT_RUNNING = "the process that starts sandboxes is gone"
+_START_FAILED = "the process that starts sandboxes does not start"
 
 
 @dataclass(kw_only=True)
@@ -48,7 +48,7 @@ class SpawnerClient:
 
     def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
         self.facts: dict[str, Any] = {}
-        self.lost = False
+        self.is_lost = False
         self._process = process
         self._control = control
         self._children: dict[int, Child] = {}
@@ -85,7 +85,7 @@ class SpawnerClient:
             client = cls(starting.result(), ours)
         except OSError as error:
             ours.close()
-            raise SandboxUnavailableError(f"{_NO_START}: {error}") from error
+            raise SandboxUnavailableError(f"{_START_FAILED}: {error}") from error
         try:
             await asyncio.wait_for(client._ready, START_S)
         except BaseException as error:
@@ -93,10 +93,12 @@ class SpawnerClient:
             if isinstance(error, TimeoutError):
                 why = f"no answer within {START_S:g} s (is this machine under heavy load?)"
             elif isinstance(error, SandboxError):
-                why = f"it ended at once {_how(client._process.returncode)}; what it wrote is on standard error"
+                why = (
+                    f"it ended at once {_describe_exit(client._process.returncode)}; what it wrote is on standard error"
+                )
             else:
                 raise
-            raise SandboxUnavailableError(f"{_NO_START}: {why}") from error
+            raise SandboxUnavailableError(f"{_START_FAILED}: {why}") from error
         return client
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
@@ -113,7 +115,7 @@ class SpawnerClient:
             except OSError:
                 data = b""
             if not data:
-                self._lost()
+                self._on_lost()
                 return
             name, *arguments = marshal.loads(data)
             getattr(self, f"_on_{name}")(*arguments)
@@ -124,11 +126,11 @@ class SpawnerClient:
 
     def _on_zygote(self, error: str) -> None:
         assert self._zygote is not None
-        _answer(self._zygote, None, error)
+        _resolve(self._zygote, None, error)
 
     def _on_image(self, name: str, directory: str | None, error: str) -> None:
         error = "" if directory is not None else f"the file system of a sandbox cannot be built: {error}"
-        _answer(self._images.pop(name), directory, error)
+        _resolve(self._images.pop(name), directory, error)
 
     def _on_started(self, identity: int, counters: Sequence[tuple[str, str]] | None) -> None:
         child = self._children[identity]
@@ -142,9 +144,9 @@ class SpawnerClient:
         if not child.ended.done():
             child.ended.set_result(None)
 
-    def _lost(self) -> None:
+    def _on_lost(self) -> None:
         """Mark the spawner, and with it every sandbox, as gone."""
-        self.lost = True
+        self.is_lost = True
         self._loop.remove_reader(self._control.fileno())
         self._fail_all()
 
@@ -152,39 +154,39 @@ class SpawnerClient:
         """Fail all pending requests."""
         for future in (self._ready, self._zygote, *self._images.values()):
             if future is not None and not future.done():
-                future.set_exception(SandboxError(_GONE))
+                future.set_exception(SandboxError(_NOT_RUNNING))
                 future.exception()  # marks it as retrieved: no caller may be left
         self._images.clear()
         for identity in list(self._children):
-            self._on_ended(identity, -1, _GONE)
+            self._on_ended(identity, -1, _NOT_RUNNING)
 
-    def check(self) -> None:
+    def check_running(self) -> None:
         """Check that the spawner runs.
 
         Raises:
             SandboxError: it is gone or was closed.
         """
-        if self.lost:
-            raise SandboxError(_GONE)
+        if self.is_lost:
+            raise SandboxError(_NOT_RUNNING)
 
-    async def zygote(self, arguments: list[str], complaints: int, code: int) -> None:
+    async def start_zygote(self, arguments: list[str], stderr_fd: int, code_fd: int) -> None:
         """Start a zygote, from which sandboxes are forked.
 
         Raises:
             SandboxError: it does not start.
         """
-        self.check()
+        self.check_running()
         self._zygote = self._loop.create_future()
-        self.send(("zygote", arguments), [complaints, code])
+        self.send(("zygote", arguments), [stderr_fd, code_fd])
         await self._zygote
 
-    async def image(self, name: str, plan: Plan) -> str:
+    async def build_image(self, name: str, plan: Plan) -> str:
         """Build a file system, and return its directory.
 
         Raises:
             SandboxError: it cannot be built.
         """
-        self.check()
+        self.check_running()
         self._images[name] = future = self._loop.create_future()
         self.send(("image", name, plan))
         return await future
@@ -195,8 +197,8 @@ class SpawnerClient:
         arguments: list[str],
         layers: list[tuple[str, str]],
         limits: dict[str, int],
-        complaints: int,
-        code: int,
+        stderr_fd: int,
+        code_fd: int,
     ) -> Child:
         """Start a sandbox whose agent's file descriptors 0 and 1 are the other end of `Child.socket`.
 
@@ -205,13 +207,13 @@ class SpawnerClient:
             arguments: bwrap's command line otherwise.
             layers: source and target of each layer of an image, which is shown as owned by the sandbox's user.
             limits: limits of the control group.
-            complaints: file descriptor for the standard error of bwrap and the agent.
-            code: file descriptor of the agent's code, for bwrap.
+            stderr_fd: file descriptor for the standard error of bwrap and the agent.
+            code_fd: file descriptor of the agent's code, for bwrap.
 
         Raises:
             SandboxError: the sandbox cannot be started.
         """
-        self.check()
+        self.check_running()
         ours, theirs = socket.socketpair()
         self._next += 1
         child = Child(
@@ -222,7 +224,7 @@ class SpawnerClient:
             started=self._loop.create_future(),
         )
         self._children[child.identity] = child
-        self.send(("start", child.identity, tree, arguments, layers, limits), [theirs.fileno(), complaints, code])
+        self.send(("start", child.identity, tree, arguments, layers, limits), [theirs.fileno(), stderr_fd, code_fd])
         theirs.close()
         try:
             child.counters = await child.started
@@ -234,7 +236,7 @@ class SpawnerClient:
 
     async def close(self) -> None:
         """End the spawner, with every sandbox."""
-        self.lost = True  # no further requests
+        self.is_lost = True  # no further requests
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._control.fileno())
         self._control.close()
@@ -262,12 +264,12 @@ def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
     )
 
 
-def _how(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     """Return a description of a process's exit status."""
     return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
-def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:
+def _resolve(future: asyncio.Future[Any], value: Any, error: str) -> None:
     """Resolve a request with the spawner's answer, a value or an error."""
     if future.done():  # the caller was canceled
         return

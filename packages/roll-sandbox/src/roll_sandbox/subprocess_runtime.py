@@ -21,8 +21,8 @@ from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxError, UntrustedCodeError
-from roll_sandbox.requests import agent_settings
-from roll_sandbox.system_plan import interpreter
+from roll_sandbox.requests import make_agent_settings
+from roll_sandbox.system_plan import find_interpreter
 from roll_sandbox.types import SandboxSpec
 
 __all__ = ["SubprocessRuntime"]
@@ -37,7 +37,7 @@ class SubprocessRuntime:
     fresh_programs = False
 
     def __init__(self) -> None:
-        self._watching: set[asyncio.Task[None]] = set()
+        self._watch_tasks: set[asyncio.Task[None]] = set()
         self._sandboxes: set[Sandbox] = set()
 
     async def start(self) -> None:
@@ -65,7 +65,7 @@ class SubprocessRuntime:
         with theirs:
             process = await asyncio.to_thread(
                 subprocess.Popen,
-                [str(interpreter()), "-SsPB", "-c", agent_source()],
+                [str(find_interpreter()), "-SsPB", "-c", agent_source()],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
@@ -74,11 +74,11 @@ class SubprocessRuntime:
                 start_new_session=True,
             )
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        watch = asyncio.create_task(self._watch(process, directory, ended))
-        self._watching.add(watch)
-        watch.add_done_callback(self._watching.discard)
-        env = {"PATH": f"{interpreter().parent}:{os.environ.get('PATH', os.defpath)}", "HOME": directory}
-        settings = agent_settings(
+        watch = asyncio.create_task(self._wait_and_clean_up(process, directory, ended))
+        self._watch_tasks.add(watch)
+        watch.add_done_callback(self._watch_tasks.discard)
+        env = {"PATH": f"{find_interpreter().parent}:{os.environ.get('PATH', os.defpath)}", "HOME": directory}
+        settings = make_agent_settings(
             spec,
             home=directory,
             env={**env, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TMPDIR": directory},
@@ -98,7 +98,9 @@ class SubprocessRuntime:
         sandbox.on_close(lambda: self._sandboxes.discard(sandbox))
         return sandbox
 
-    async def _watch(self, process: subprocess.Popen[Any], directory: str, ended: asyncio.Future[None]) -> None:
+    async def _wait_and_clean_up(
+        self, process: subprocess.Popen[Any], directory: str, ended: asyncio.Future[None]
+    ) -> None:
         """Wait for the agent, which ends its programs and itself when its connection closes, and clean up after it."""
         try:
             await asyncio.to_thread(process.wait)
@@ -114,4 +116,4 @@ class SubprocessRuntime:
         for sandbox in list(self._sandboxes):
             with contextlib.suppress(SandboxError):
                 await sandbox.close()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*self._watch_tasks, return_exceptions=True)

@@ -27,7 +27,7 @@ from roll_sandbox.types import Chunk, ExecutionResult, Program, SandboxSpec, Sna
 __all__ = ["SyncJob", "SyncSandbox", "SyncSandboxes", "SyncSession", "connect_sync"]
 
 _T = TypeVar("_T")
-_SIGNALS_AFTER_S = 0.2
+_SIGNAL_POLL_S = 0.2
 """Longest single wait. A signal that arrives just before the main thread waits for a lock, or in another thread, does
 not interrupt the wait, and Python handles it only afterwards.
 """
@@ -49,12 +49,12 @@ class _Loop:
         if not self._thread.is_alive():
             work.close()
             raise SandboxError("the sandbox manager was not started, or is closed")
-        future = asyncio.run_coroutine_threadsafe(_marked(work, ended := threading.Event()), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_set_when_done(work, ended := threading.Event()), self._loop)
         try:
-            return _result_of(future)
+            return _wait_interruptibly(future)
         except BaseException:
             if future.cancel():
-                while not ended.wait(_SIGNALS_AFTER_S):
+                while not ended.wait(_SIGNAL_POLL_S):
                     pass
             raise
 
@@ -73,14 +73,14 @@ class _Loop:
             self._loop.close()
 
 
-def _result_of(work: Future[_T]) -> _T:
-    """Return a result of another thread; a signal meanwhile is handled within `_SIGNALS_AFTER_S`."""
+def _wait_interruptibly(work: Future[_T]) -> _T:
+    """Return a result of another thread; a signal meanwhile is handled within `_SIGNAL_POLL_S`."""
     while not work.done():
-        wait([work], _SIGNALS_AFTER_S)
+        wait([work], _SIGNAL_POLL_S)
     return work.result()
 
 
-async def _marked(work: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:
+async def _set_when_done(work: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:
     try:
         return await work
     finally:
@@ -101,9 +101,9 @@ class SyncJob:
         """End the job."""
         self._loop.call(self._job.kill)
 
-    def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
-        """Set new limits; see `Job.bound`."""
-        return self._loop.wait(self._job.bound(wall_s=wall_s, cpu_s=cpu_s))
+    def set_limits(self, *, wall_s: float, cpu_s: float | None) -> float:
+        """Set new limits; see `Job.set_limits`."""
+        return self._loop.wait(self._job.set_limits(wall_s=wall_s, cpu_s=cpu_s))
 
     def write(self, data: bytes) -> None:
         """Write standard input for an `interactive` program."""
@@ -116,7 +116,7 @@ class SyncJob:
     def stream(self) -> Iterator[Chunk]:
         """Yield the output from the beginning until the job ends."""
         chunks = self._job.stream()
-        while (chunk := self._loop.wait(_next(chunks))) is not None:
+        while (chunk := self._loop.wait(_next_chunk(chunks))) is not None:
             yield chunk
 
     def wait(self) -> ExecutionResult:
@@ -124,7 +124,7 @@ class SyncJob:
         return self._loop.wait(self._job.wait())
 
 
-async def _next(chunks: Any) -> Chunk | None:
+async def _next_chunk(chunks: Any) -> Chunk | None:
     return await anext(chunks, None)
 
 

@@ -8,7 +8,7 @@ arguments only, and three fail as if they were not supported; `seccomp.py` imple
 
 from __future__ import annotations
 
-__all__ = ["CHECKED", "allowed", "number"]
+__all__ = ["CHECKED", "get_number", "list_allowed"]
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 
@@ -93,7 +93,7 @@ mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 
 """
 
 
-def allowed(architecture: str) -> list[int]:
+def list_allowed(architecture: str) -> list[int]:
     """Return the sorted numbers of all calls that are allowed with any arguments."""
     column = 1 + _ARCHITECTURES.index(architecture)
     lines = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
@@ -101,6 +101,6 @@ def allowed(architecture: str) -> list[int]:
     return sorted({int(entry[column]) for entry in entries if entry[column] != "-"})
 
 
-def number(name: str, architecture: str) -> int:
+def get_number(name: str, architecture: str) -> int:
     """Return the number of one of the checked calls."""
     return CHECKED[name][_ARCHITECTURES.index(architecture)]

@@ -19,13 +19,13 @@ from roll_sandbox.types import Mount
 __all__ = [
     "HOME",
     "Plan",
-    "bwrap_arguments",
-    "checked_mounts",
-    "device_steps",
-    "environment",
-    "host_steps",
-    "interpreter",
-    "system_plan",
+    "find_interpreter",
+    "format_bwrap_arguments",
+    "make_environment",
+    "make_system_plan",
+    "plan_devices",
+    "plan_host",
+    "resolve_mounts",
 ]
 
 HOME = "/home/user"
@@ -43,15 +43,15 @@ _ACCOUNTS = {
 
 
 @functools.cache
-def interpreter() -> Path:
+def find_interpreter() -> Path:
     """Return the Python that runs in sandboxes: this one, without its virtual environment."""
     return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
 
 
-def environment() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """Return the environment variables of every program."""
     return {
-        "PATH": f"{interpreter().parent}:/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{find_interpreter().parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": HOME,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",
@@ -60,21 +60,21 @@ def environment() -> dict[str, str]:
 
 
 @functools.cache
-def system_plan(mounts: tuple[Mount, ...]) -> Plan:
+def make_system_plan(mounts: tuple[Mount, ...]) -> Plan:
     """Return the steps for a system with these mounts.
 
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
     """
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/dev/shm", "/tmp", "/home")]
-    steps += host_steps("", python=str(Path(sys.base_prefix).resolve()))
+    steps += plan_host("", python=str(Path(sys.base_prefix).resolve()))
     steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
-    steps += device_steps()
-    steps += [("bind", mount.source, mount.target) for mount in checked_mounts(mounts)]
+    steps += plan_devices()
+    steps += [("bind", mount.source, mount.target) for mount in resolve_mounts(mounts)]
     return tuple(steps)
 
 
-def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
+def plan_host(below: str, *, python: str) -> list[tuple[Any, ...]]:
     """Return the steps that show this machine's programs and libraries below a directory.
 
     Args:
@@ -95,7 +95,7 @@ def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
     return steps
 
 
-def device_steps() -> list[tuple[Any, ...]]:
+def plan_devices() -> list[tuple[Any, ...]]:
     """Return the steps for /dev."""
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/dev/pts", "/dev/shm")]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
@@ -106,7 +106,7 @@ def device_steps() -> list[tuple[Any, ...]]:
     return steps
 
 
-def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     """Check the mounts, and return them with the links of their sources resolved.
 
     Raises:
@@ -124,7 +124,7 @@ def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
 
 
-def bwrap_arguments(plan: Plan, files: Path) -> list[str]:
+def format_bwrap_arguments(plan: Plan, files: Path) -> list[str]:
     """Return a plan as bwrap arguments, for a spawner that is not root. Small files are put into `files`, an empty
     directory.
     """

@@ -13,10 +13,10 @@ from typing import Any
 
 __all__ = ["Header"]
 
-_MOST_BYTES = 2**17
-_MOST_CHAINED = 8
-_MOST_GLOBAL = 64
-_MOST_PIECES = 2**12
+_MAX_BYTES = 2**17
+_MAX_CHAINED = 8
+_MAX_GLOBAL = 64
+_MAX_PIECES = 2**12
 """Most pieces of a sparse file."""
 _NUMBER = re.compile(rb"[0-9]{64}")
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
@@ -31,14 +31,14 @@ class Header(tarfile.TarInfo):
 
     def _proc_member(self, tarfile: Any) -> Any:
         chained = getattr(tarfile, "chained_headers", 0)
-        if chained == _MOST_CHAINED or len(tarfile.pax_headers) > _MOST_GLOBAL:
-            raise _refused("too many headers for one entry")
+        if chained == _MAX_CHAINED or len(tarfile.pax_headers) > _MAX_GLOBAL:
+            raise _make_header_error("too many headers for one entry")
         if self.type not in _EXTENDING:
             return super()._proc_member(tarfile)  # type: ignore[misc]
-        if not 0 <= self.size <= _MOST_BYTES:
-            raise _refused(f"a header of {self.size:,} bytes")
-        if self.type in _PAX and _NUMBER.search(_peeked(tarfile.fileobj, self.size)):
-            raise _refused("a header with an endless number")
+        if not 0 <= self.size <= _MAX_BYTES:
+            raise _make_header_error(f"a header of {self.size:,} bytes")
+        if self.type in _PAX and _NUMBER.search(_peek(tarfile.fileobj, self.size)):
+            raise _make_header_error("a header with an endless number")
         tarfile.chained_headers = chained + 1
         try:
             return super()._proc_member(tarfile)  # type: ignore[misc]
@@ -47,22 +47,22 @@ class Header(tarfile.TarInfo):
 
     def _proc_sparse(self, tarfile: Any) -> Any:
         if self._sparse_structs[1]:  # type: ignore[attr-defined]
-            raise _refused("a sparse file in many pieces")
+            raise _make_header_error("a sparse file in many pieces")
         return super()._proc_sparse(tarfile)  # type: ignore[misc]
 
     def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tarfile: Any) -> None:
-        number = _peeked(tarfile.fileobj, 512).partition(b"\n")[0]
-        if not number.isdigit() or len(number) > 9 or int(number) > _MOST_PIECES:
-            raise _refused("a sparse file in many pieces")
+        number = _peek(tarfile.fileobj, 512).partition(b"\n")[0]
+        if not number.isdigit() or len(number) > 9 or int(number) > _MAX_PIECES:
+            raise _make_header_error("a sparse file in many pieces")
         super()._proc_gnusparse_10(next, pax_headers, tarfile)  # type: ignore[misc]
 
 
-def _peeked(file: Any, size: int) -> bytes:
+def _peek(file: Any, size: int) -> bytes:
     start = file.tell()
     found: bytes = file.read(size)
     file.seek(start)
     return found
 
 
-def _refused(what: str) -> tarfile.TarError:
+def _make_header_error(what: str) -> tarfile.TarError:
     return tarfile.ReadError(what)

@@ -134,7 +134,7 @@ class _Settings:
     """Whether standard input stays open after `stdin`: `Job.write` sends more, `Job.end_input` closes it."""
     terminal: tuple[int, int] | None = None
     """Rows and columns of a terminal for input and output (`stdout`), with `Sandbox.start` only. Its output has no
-    limit unless `output_bytes` is given: the program waits for `Job.shown`, and only the last 4 MiB are kept.
+    limit unless `output_bytes` is given: the program waits for `Job.update_terminal`, and only the last 4 MiB are kept.
     """
     result: bool = False
     """Whether to open file descriptor 3, whose data becomes `ExecutionResult.result`, separate from stdout and stderr.

@@ -27,18 +27,18 @@ from roll_sandbox.errors import (
 )
 from roll_sandbox.types import Mount, SandboxSpec
 
-__all__ = ["Files", "OwnedUploads", "WrittenUploads", "content_of", "digest_of", "upload_source"]
+__all__ = ["Files", "OwnedUploads", "WrittenUploads", "compute_digest", "format_upload_source", "read_directory"]
 
 Files: TypeAlias = Mapping[str, bytes]
 """Content of files by path, relative to the directory."""
 
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 """Most bytes of all directories of one owner."""
-_MOST_FILES = 4096
+_MAX_FILES = 4096
 _SCHEME = "upload:"
 
 
-def content_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:
+def read_directory(directory: str | os.PathLike[str]) -> dict[str, bytes]:
     """Return the content of the files below a directory, by relative path, without links and compiled Python.
 
     Raises:
@@ -50,16 +50,16 @@ def content_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:
         if path.is_symlink() or not path.is_file() or "__pycache__" in path.parts:
             continue
         num_bytes += path.stat().st_size
-        if num_bytes > MOST_BYTES or len(found) >= _MOST_FILES:
+        if num_bytes > MAX_BYTES or len(found) >= _MAX_FILES:
             raise OversizedUploadError(
-                f"the directory '{directory}' has more than {MOST_BYTES:,} bytes or {_MOST_FILES:,} files, which is "
+                f"the directory '{directory}' has more than {MAX_BYTES:,} bytes or {_MAX_FILES:,} files, which is "
                 "what can be uploaded: mount less of it, or start the service with `--mounts` of such a directory."
             )
         found[path.relative_to(directory).as_posix()] = path.read_bytes()
     return found
 
 
-def digest_of(files: Files) -> str:
+def compute_digest(files: Files) -> str:
     """Return the digest of the names and contents of files."""
     found = hashlib.sha256()
     for name in sorted(files):
@@ -67,29 +67,29 @@ def digest_of(files: Files) -> str:
     return found.hexdigest()
 
 
-def uploads_in(spec: SandboxSpec) -> list[str]:
+def list_uploads(spec: SandboxSpec) -> list[str]:
     """Return the digests of uploaded directories that a spec mounts."""
     return [mount.source.removeprefix(_SCHEME) for mount in spec.mounts if mount.source.startswith(_SCHEME)]
 
 
-def upload_source(digest: str) -> str:
+def format_upload_source(digest: str) -> str:
     """Return the source of a mount of an uploaded directory."""
     return _SCHEME + digest
 
 
-def _checked(digest: str, files: object) -> dict[str, bytes]:
+def _check_files(digest: str, files: object) -> dict[str, bytes]:
     """Check received files, and return them.
 
     Raises:
         SandboxRequestError: a name or a content is invalid, or the digest does not match.
     """
-    if not isinstance(files, dict) or len(files) > _MOST_FILES:
-        raise SandboxRequestError(f"an uploaded directory has up to {_MOST_FILES:,} files, by their names.")
+    if not isinstance(files, dict) or len(files) > _MAX_FILES:
+        raise SandboxRequestError(f"an uploaded directory has up to {_MAX_FILES:,} files, by their names.")
     for name, data in files.items():
         plain = isinstance(name, str) and 0 < len(name) < 1024 and "\0" not in name and name.isprintable()
         if not plain or not isinstance(data, bytes) or any(part in ("", ".", "..") for part in name.split("/")):
             raise SandboxRequestError(f"an uploaded directory has no file {str(name)[:80]!r}: paths are relative.")
-    if digest_of(files) != digest:
+    if compute_digest(files) != digest:
         raise SandboxRequestError("an uploaded directory is not what its digest says: upload it again.")
     return files
 
@@ -119,11 +119,11 @@ class OwnedUploads:
         own = self._files[owner]
         if digest in own:
             return
-        found = _checked(digest, files)
+        found = _check_files(digest, files)
         num_bytes = sum(len(name) + len(data) for each in (*own.values(), found) for name, data in each.items())
-        if num_bytes > MOST_BYTES:
+        if num_bytes > MAX_BYTES:
             raise SandboxQuotaError(
-                f"'{owner}' has uploaded directories of {num_bytes:,} bytes in all: a service keeps {MOST_BYTES:,}."
+                f"'{owner}' has uploaded directories of {num_bytes:,} bytes in all: a service keeps {MAX_BYTES:,}."
             )
         own[digest] = found
 
@@ -134,7 +134,7 @@ class OwnedUploads:
             SandboxRequestError: a directory was not uploaded.
             RollSandboxError: its upload was refused; this is the error of that.
         """
-        for digest in uploads_in(spec):
+        for digest in list_uploads(spec):
             if digest in self._files.get(owner, {}):
                 continue
             refused, error = self._refused.get(owner, ("", None))
@@ -142,10 +142,10 @@ class OwnedUploads:
                 raise error
             raise SandboxRequestError(f"'{owner}' has not uploaded the directory '{digest[:80]}' that a mount names.")
 
-    def of(self, owner: str, spec: SandboxSpec, *, without: Collection[str]) -> dict[str, dict[str, bytes]]:
-        """Return, by digest, the stored directories that a spec mounts, except those in `without`."""
+    def select(self, owner: str, spec: SandboxSpec, *, exclude: Collection[str]) -> dict[str, dict[str, bytes]]:
+        """Return, by digest, the stored directories that a spec mounts, except those in `exclude`."""
         own = self._files.get(owner, {})
-        return {digest: own[digest] for digest in uploads_in(spec) if digest in own and digest not in without}
+        return {digest: own[digest] for digest in list_uploads(spec) if digest in own and digest not in exclude}
 
 
 class WrittenUploads:
@@ -160,7 +160,7 @@ class WrittenUploads:
         Raises:
             SandboxRequestError: the digest does not match, or one name is both a file and a directory.
         """
-        files = _checked(digest, files)
+        files = _check_files(digest, files)
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="roll-sandbox-uploads-"))
             self._root.chmod(0o755)  # sandboxes read it with UIDs of their own
@@ -180,7 +180,7 @@ class WrittenUploads:
             shutil.rmtree(made, ignore_errors=True)
             raise SandboxRequestError("an uploaded directory has a file in place of a directory.") from None
 
-    def shown(self, mount: Mount) -> Mount | None:
+    def resolve_mount(self, mount: Mount) -> Mount | None:
         """Return a mount of the written directory; `None` if the mount is not of an upload.
 
         Raises:

@@ -431,21 +431,21 @@ async def test_sandbox_new_limits_count_from_then_on_and_say_what_was_used(sandb
     """So a host can bound the parts of a dialogue, and know what each has cost, without asking the program."""
     program = PythonCode(source=STEPS, interactive=True, wall_s=30.0, cpu_s=30.0)
     async with sandboxes.running(program) as job:
-        before = await job.bound(wall_s=20.0, cpu_s=5.0)
+        before = await job.set_limits(wall_s=20.0, cpu_s=5.0)
         used = []
         for _ in range(2):
             seen = sum(chunk.data.count(b"done") for chunk in await _so_far(job))
             job.write(b"0.2\n")
             while sum(chunk.data.count(b"done") for chunk in await _so_far(job)) == seen:
                 await asyncio.sleep(0.005)
-            used.append(await job.bound(wall_s=20.0, cpu_s=0.3) - before)
+            used.append(await job.set_limits(wall_s=20.0, cpu_s=0.3) - before)
             before += used[-1]
         assert all(0.19 <= each < 1.5 for each in used), used
         job.write(b"100\n")
         result = await job.wait()
         assert result.outcome is Outcome.CPU_TIME
         assert 0.65 <= result.cpu_s < 3.0
-        assert await job.bound(wall_s=1.0, cpu_s=1.0) == result.cpu_s
+        assert await job.set_limits(wall_s=1.0, cpu_s=1.0) == result.cpu_s
 
 
 async def _so_far(job: Any) -> list[Any]:

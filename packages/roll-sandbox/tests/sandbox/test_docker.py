@@ -275,7 +275,7 @@ async def test_sandbox_docker_what_a_killed_process_never_started_is_removed_by_
     left_behind = client.containers.create(IMAGE, ["true"], labels={LABEL: "of-a-killed-one"})
     async for _ in started("docker", warm=0):
         assert client.containers.get(left_behind.id).status == "created", "another process may be about to start it"
-    monkeypatch.setattr("roll_sandbox.docker.NEVER_STARTED_S", 0.0)
+    monkeypatch.setattr("roll_sandbox.docker.STALE_AFTER_S", 0.0)
     async for _ in started("docker", warm=0):
         with pytest.raises(docker.errors.NotFound):
             client.containers.get(left_behind.id)

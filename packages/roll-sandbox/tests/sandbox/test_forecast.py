@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from sandbox import virtual_time
 
 from roll_sandbox import SandboxError, SandboxManager, SandboxSpec
-from roll_sandbox.forecast import Demand, bounded, hold_s, most_idle, poisson_quantile, shortage_after, target
-from roll_sandbox.pools import Pool, pool_key
+from roll_sandbox.forecast import (
+    Demand,
+    compute_hold_s,
+    compute_max_idle,
+    compute_poisson_quantile,
+    compute_target,
+    scale_to_total,
+    update_shortage,
+)
+from roll_sandbox.pools import Pool, make_pool_key
 
 
 @pytest.mark.parametrize(
@@ -29,7 +37,7 @@ from roll_sandbox.pools import Pool, pool_key
     ],
 )
 def test_sandbox_warm_pool_the_number_that_is_enough_in_99_of_100_cases(mean: float, quantile: int) -> None:
-    assert poisson_quantile(mean, 0.99, 100) == quantile
+    assert compute_poisson_quantile(mean, 0.99, 100) == quantile
 
 
 @given(st.integers(1, 60), st.integers(0, 40))
@@ -46,60 +54,60 @@ def test_sandbox_warm_pool_the_quantile_is_the_smallest_that_suffices(tenths: in
         exact += 1
         term *= Fraction(tenths, 10) / exact
         cumulated += term
-    assert poisson_quantile(mean, 0.99, most) == min(exact, most)
+    assert compute_poisson_quantile(mean, 0.99, most) == min(exact, most)
 
 
 def test_sandbox_warm_pool_a_rate_is_half_known_after_its_half_life() -> None:
     demand = Demand()
     for _ in range(10):
-        demand = demand.after(8, 1.0, 1.0)
+        demand = demand.update(8, 1.0, 1.0)
     assert demand.rate_per_s == pytest.approx(4.0)
-    assert target(demand, 0.5, 100) == 6  # the 99 % quantile of Poisson(2), above
-    assert target(demand, 0.5, 3) == 3
+    assert compute_target(demand, 0.5, 100) == 6  # the 99 % quantile of Poisson(2), above
+    assert compute_target(demand, 0.5, 3) == 3
 
 
 def test_sandbox_warm_pool_a_burst_is_what_was_missing_at_once() -> None:
-    short = shortage_after(0.0, 100.0, 10.0)
+    short = update_shortage(0.0, 100.0, 10.0)
     assert short == 1.0
-    short = shortage_after(short, 0.05, 10.0)
+    short = update_shortage(short, 0.05, 10.0)
     assert short == 1.5  # half of the first was made up for, and one more is wanted
-    assert shortage_after(short, 0.0, 10.0) == 2.5
-    assert target(Demand().after(64, 60.2, 1.0), 0.02, 100) == 60
+    assert update_shortage(short, 0.0, 10.0) == 2.5
+    assert compute_target(Demand().update(64, 60.2, 1.0), 0.02, 100) == 60
 
 
 def test_sandbox_warm_pool_a_burst_is_kept_for_the_usual_silence_and_fades_after_it() -> None:
-    demand = Demand().after(64, 64.0, 1.0)
+    demand = Demand().update(64, 64.0, 1.0)
     for _ in range(60):
-        demand = demand.after(0, 0.0, 1.0)
-    assert demand.burst == 64.0 and hold_s(demand) == 60.0
+        demand = demand.update(0, 0.0, 1.0)
+    assert demand.burst == 64.0 and compute_hold_s(demand) == 60.0
     for _ in range(20):
-        demand = demand.after(0, 0.0, 1.0)
+        demand = demand.update(0, 0.0, 1.0)
     assert demand.burst == pytest.approx(32.0)
-    demand = demand.after(64, 64.0, 1.0)  # the silence of 80 s is now known
-    assert demand.gap_s == 80.0 and hold_s(demand) == 220.0
+    demand = demand.update(64, 64.0, 1.0)  # the silence of 80 s is now known
+    assert demand.gap_s == 80.0 and compute_hold_s(demand) == 220.0
     for _ in range(220 + 140):
-        demand = demand.after(0, 0.0, 1.0)
+        demand = demand.update(0, 0.0, 1.0)
     assert demand.burst == pytest.approx(64.0 / 2**7)
-    assert target(demand.after(0, 0.0, 1.0), 0.02, 100) == 0
+    assert compute_target(demand.update(0, 0.0, 1.0), 0.02, 100) == 0
 
 
 def test_sandbox_warm_pool_memory_and_cores_bound_what_waits() -> None:
     bounds = {"idle": 0, "cores": 2, "start_s": 0.01, "most": 512}
-    assert most_idle(free_bytes=None, **bounds) == 512
-    assert most_idle(free_bytes=230_000_000, **bounds) == 25  # a quarter of the hundred that would fit
-    assert most_idle(free_bytes=230_000_000, **{**bounds, "idle": 20}) == 30  # of 120
-    assert most_idle(free_bytes=None, **{**bounds, "start_s": 2.0}) == 10  # two cores start ten in ten seconds
+    assert compute_max_idle(free_bytes=None, **bounds) == 512
+    assert compute_max_idle(free_bytes=230_000_000, **bounds) == 25  # a quarter of the hundred that would fit
+    assert compute_max_idle(free_bytes=230_000_000, **{**bounds, "idle": 20}) == 30  # of 120
+    assert compute_max_idle(free_bytes=None, **{**bounds, "start_s": 2.0}) == 10  # two cores start ten in ten seconds
 
 
 def test_sandbox_warm_pool_kinds_share_the_bound_in_proportion() -> None:
-    assert bounded({"a": 3, "b": 4}, 7) == {"a": 3, "b": 4}
-    assert bounded({"a": 30, "b": 10, "c": 1}, 20) == {"a": 15, "b": 5, "c": 0}  # 14.6, 4.9, 0.5
-    assert bounded({}, 5) == {}
+    assert scale_to_total({"a": 3, "b": 4}, 7) == {"a": 3, "b": 4}
+    assert scale_to_total({"a": 30, "b": 10, "c": 1}, 20) == {"a": 15, "b": 5, "c": 0}  # 14.6, 4.9, 0.5
+    assert scale_to_total({}, 5) == {}
 
 
 @given(st.dictionaries(st.integers(), st.integers(0, 50)), st.integers(0, 300))
 def test_sandbox_warm_pool_shares_never_exceed_the_bound_nor_the_wish(wanted: dict[int, int], most: int) -> None:
-    given = bounded(wanted, most)
+    given = scale_to_total(wanted, most)
     assert sum(given.values()) == min(most, sum(wanted.values()))
     assert all(0 <= given[kind] <= wanted[kind] for kind in wanted)
     assert all(given[a] <= given[b] for a in wanted for b in wanted if wanted[a] < wanted[b])
@@ -111,32 +119,32 @@ def test_sandbox_warm_pool_targets_grow_with_demand_and_vanish_without(
 ) -> None:
     demand, more = Demand(), Demand()
     for arrivals, window_s in windows:
-        demand = demand.after(arrivals, arrivals / 2, window_s)
-        more = more.after(2 * arrivals, arrivals, window_s)
-        assert 0 <= target(demand, lead_s, 50) <= target(more, lead_s, 50) <= 50
-        assert target(demand, lead_s, 50) <= target(demand, 2 * lead_s, 50)
+        demand = demand.update(arrivals, arrivals / 2, window_s)
+        more = more.update(2 * arrivals, arrivals, window_s)
+        assert 0 <= compute_target(demand, lead_s, 50) <= compute_target(more, lead_s, 50) <= 50
+        assert compute_target(demand, lead_s, 50) <= compute_target(demand, 2 * lead_s, 50)
         assert demand.burst <= 100 and demand.rate_per_s <= 200 / 0.01
     for _ in range(4000):
-        demand = demand.after(0, 0.0, 1.0)
-    assert target(demand, lead_s, 50) == 0
+        demand = demand.update(0, 0.0, 1.0)
+    assert compute_target(demand, lead_s, 50) == 0
 
 
 def test_sandbox_warm_pool_where_a_sandbox_runs_makes_no_difference_to_its_pool() -> None:
-    assert pool_key(SandboxSpec(affinity="a")) == pool_key(SandboxSpec(affinity="b")) == SandboxSpec()
-    assert len({pool_key(SandboxSpec(image=image)) for image in (None, "a", "b")}) == 3
+    assert make_pool_key(SandboxSpec(affinity="a")) == make_pool_key(SandboxSpec(affinity="b")) == SandboxSpec()
+    assert len({make_pool_key(SandboxSpec(image=image)) for image in (None, "a", "b")}) == 3
 
 
 def test_sandbox_warm_pool_a_pool_closes_what_waited_in_vain_and_starts_what_is_missing() -> None:
     async def use() -> None:
         pool = Pool(SandboxSpec(), 3, cores=2)
         pool.starting = 1
-        assert pool.missing == 2
+        assert pool.num_missing == 2
         pool.target, pool.starting = 1, 0
         pool.idle = [(_Started([0]), 0) for _ in range(4)]
-        assert pool.surplus() == [], "none has waited for a window yet"
+        assert pool.remove_surplus() == [], "none has waited for a window yet"
         taken = [pool.take(fresh=False) for _ in range(2)]
         pool.idle += [each for each in taken if each is not None]
-        assert len(pool.surplus()) == 2, "the other two were in use"
+        assert len(pool.remove_surplus()) == 2, "the other two were in use"
 
     asyncio.run(use())
 
@@ -245,8 +253,8 @@ def test_sandbox_warm_pool_what_cannot_be_started_is_not_tried_in_advance_again_
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_sandbox.manager.num_cores", lambda: 2)
-    monkeypatch.setattr("roll_sandbox.manager.free_memory_bytes", lambda: 2**33)
+    monkeypatch.setattr("roll_sandbox.manager.count_cores", lambda: 2)
+    monkeypatch.setattr("roll_sandbox.manager.read_free_memory_bytes", lambda: 2**33)
 
 
 def test_sandbox_warm_pool_bursts_of_training_steps_start_warm_from_the_second_on() -> None:

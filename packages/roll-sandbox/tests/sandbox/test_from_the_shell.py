@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 from sandbox.conftest import _ROLL_SANDBOX, missing, served
 
-from roll_sandbox.cli.harmless import Harmless
-from roll_sandbox.cli.looking import _table
-from roll_sandbox.cli.terminal import Keys
+from roll_sandbox.cli.inspection import _format_table
+from roll_sandbox.cli.terminal import KeyFilter
+from roll_sandbox.cli.terminal_filter import TerminalFilter
 
 WAIT_S = 30.0
 
@@ -223,15 +223,15 @@ def test_sandbox_cli_a_shell_without_a_terminal_is_refused_and_a_local_one_needs
 
 
 def test_sandbox_cli_keys_that_leave_are_those_at_the_beginning_of_a_line_only() -> None:
-    keys = Keys()
-    assert (keys.feed(b"a~.b\r"), keys.left) == (b"a~.b\r", False)
-    assert (keys.feed(b"~"), keys.feed(b"/x\r"), keys.left) == (b"", b"~/x\r", False)
-    assert (keys.feed(b"~~.\r"), keys.left) == (b"~.\r", False)
-    assert (keys.feed(b"ls\r~.rest"), keys.left) == (b"ls\r", True)
+    keys = KeyFilter()
+    assert (keys.feed(b"a~.b\r"), keys.has_left) == (b"a~.b\r", False)
+    assert (keys.feed(b"~"), keys.feed(b"/x\r"), keys.has_left) == (b"", b"~/x\r", False)
+    assert (keys.feed(b"~~.\r"), keys.has_left) == (b"~.\r", False)
+    assert (keys.feed(b"ls\r~.rest"), keys.has_left) == (b"ls\r", True)
 
 
 def test_sandbox_cli_words_of_others_cannot_act_on_a_terminal() -> None:
-    assert _table(("A", "B"), [("x\x1b[2J\n", "\u202ey")]) == "A         B\nx\\x1b[2J  \\x202ey"
+    assert _format_table(("A", "B"), [("x\x1b[2J\n", "\u202ey")]) == "A         B\nx\\x1b[2J  \\x202ey"
 
 
 @pytest.mark.parametrize(
@@ -249,5 +249,5 @@ def test_sandbox_cli_words_of_others_cannot_act_on_a_terminal() -> None:
 def test_sandbox_cli_a_programs_output_does_nothing_to_a_terminal_but_lines_and_colours(
     pieces: list[bytes], shown: str
 ) -> None:
-    terminal = Harmless()
+    terminal = TerminalFilter()
     assert "".join(map(terminal.feed, pieces)) + terminal.feed(b"", end=True) == shown

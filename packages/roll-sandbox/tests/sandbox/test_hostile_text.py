@@ -16,15 +16,25 @@ pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 from sqlalchemy import insert, select, text
 
 from roll_sandbox import SandboxRequestError
-from roll_sandbox.service import links, sockets
+from roll_sandbox.service import sockets, worker_link
 from roll_sandbox.service.archives import check_archive
 from roll_sandbox.service.quotas import Quota
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store import Store, tables
-from roll_sandbox.service.store.writer import _call
+from roll_sandbox.service.store.writer import _run_callbacks
 from roll_sandbox.service.tokens import Tokens
-from roll_sandbox.wire import Outbox, checked, decode, encode, heard, parsed, program_of, report_of, spec_of
+from roll_sandbox.wire import (
+    Outbox,
+    decode,
+    encode,
+    parse_json,
+    program_from_json,
+    report_from_json,
+    spec_from_json,
+    validate_client_message,
+    validate_worker_message,
+)
 from roll_sandbox.worker.executions import Executions
 from roll_sandbox.worker.outputs import Outputs
 
@@ -50,13 +60,13 @@ def test_sandbox_untrusted_text_documents_are_counted_before_anything_is_made_of
     document: bytes, word: str
 ) -> None:
     with pytest.raises(SandboxRequestError, match=word):
-        parsed(document)
+        parse_json(document)
 
 
 def test_sandbox_untrusted_text_may_have_what_they_like() -> None:
     long = '["{[,\\"' * 2**16
-    assert parsed(encode({"text": long})[4:]) == {"text": long}
-    assert parsed(b"[" * 64 + b"]" * 64)[0][0]
+    assert parse_json(encode({"text": long})[4:]) == {"text": long}
+    assert parse_json(b"[" * 64 + b"]" * 64)[0][0]
 
 
 def test_sandbox_untrusted_text_a_piece_of_data_is_named_once() -> None:
@@ -70,11 +80,11 @@ def test_sandbox_untrusted_text_a_piece_of_data_is_named_once() -> None:
 def test_sandbox_untrusted_text_numbers_that_nothing_can_compute_with_are_refused(number: float) -> None:
     extend = {"op": "extend", "sandbox": "a" * 8, "lifetime_s": number}
     for refused in (
-        lambda: checked(extend),
-        lambda: program_of({"argv": ["true"], "wall_s": number}, b""),
-        lambda: program_of({"argv": ["true"], "cpu_s": number}, b""),
-        lambda: spec_of({"limits": {"wall_s": number}}),
-        lambda: spec_of({"limits": {"memory_bytes": number}}),
+        lambda: validate_client_message(extend),
+        lambda: program_from_json({"argv": ["true"], "wall_s": number}, b""),
+        lambda: program_from_json({"argv": ["true"], "cpu_s": number}, b""),
+        lambda: spec_from_json({"limits": {"wall_s": number}}),
+        lambda: spec_from_json({"limits": {"memory_bytes": number}}),
     ):
         with pytest.raises(SandboxRequestError):
             refused()
@@ -83,7 +93,7 @@ def test_sandbox_untrusted_text_numbers_that_nothing_can_compute_with_are_refuse
 @pytest.mark.parametrize("said", [{"image": "a" * 2**17}, {"preload": ["re"] * 2**14}, {"affinity": "a" * 2**17}])
 def test_sandbox_untrusted_text_a_spec_that_would_fill_the_database_is_refused(said: dict[str, object]) -> None:
     with pytest.raises(SandboxRequestError, match="shorten"):
-        spec_of(said)
+        spec_from_json(said)
 
 
 def member(kind: bytes, body: bytes) -> bytes:
@@ -144,12 +154,12 @@ _NEWS = [
 
 @pytest.mark.parametrize("news", _NEWS, ids=[str(each["op"]) for each in _NEWS])
 def test_sandbox_untrusted_text_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, object]) -> None:
-    assert heard({**news, "more": 1}) == news
+    assert validate_worker_message({**news, "more": 1}) == news
     for name in news:
         for wrong in ([1], {"limits": 1}, "\ud800" * 2**17, -1, 10**400, float("nan"), True):
             if name != "report" and not (name == "leaving" and wrong is True):
                 with pytest.raises(SandboxRequestError):
-                    heard({**news, name: wrong})
+                    validate_worker_message({**news, name: wrong})
 
 
 @pytest.mark.parametrize(
@@ -164,15 +174,15 @@ def test_sandbox_untrusted_text_a_worker_is_heard_where_all_it_says_is_of_its_ki
 def test_sandbox_untrusted_text_ends_that_no_client_could_read_are_not_passed_on(field: str, wrong: object) -> None:
     news = next(each for each in _NEWS if field in each)
     with pytest.raises(SandboxRequestError, match=field):
-        heard({**news, field: wrong})
+        validate_worker_message({**news, field: wrong})
 
 
 def test_sandbox_untrusted_text_a_worker_says_what_it_holds_in_names() -> None:
     join = {"op": "join", "name": "w" * 8, "process": "1", "capacity": 1, "leaving": False, "report": {}}
-    assert heard({**join, "holds": {"ann/a": _HELD}})["holds"] == {"ann/a": _HELD}
+    assert validate_worker_message({**join, "holds": {"ann/a": _HELD}})["holds"] == {"ann/a": _HELD}
     for holds in ([], {"ann/a": {}}, {"ann/a": {**_HELD, "programs": [1]}}, {"ann/a": {**_HELD, "traits": {}}}):
         with pytest.raises(SandboxRequestError, match="holds"):
-            heard({**join, "holds": holds})
+            validate_worker_message({**join, "holds": holds})
 
 
 _POOL = {"pool": "host-1", "idle": 0, "target": 0, "hits": 0, "misses": 0}
@@ -193,7 +203,7 @@ def test_sandbox_untrusted_text_a_report_that_would_break_placing_or_metrics_is_
     said: dict[str, object],
 ) -> None:
     with pytest.raises(SandboxRequestError):
-        report_of(said)
+        report_from_json(said)
 
 
 def test_sandbox_untrusted_text_rows_that_a_hand_or_another_version_wrote_stop_no_server(tmp_path: Path) -> None:
@@ -208,22 +218,22 @@ def test_sandbox_untrusted_text_rows_that_a_hand_or_another_version_wrote_stop_n
         ("deep", {"spec": "[" * 10**5}),
         ("time", {"spec": "{}"}),
     ):
-        store.change(insert(tables.sandboxes).values({**row, "name": name * 4, **spoilt}))
+        store.write_now(insert(tables.sandboxes).values({**row, "name": name * 4, **spoilt}))
     for owner, quota in (("ann", '{"sandboxes": "7", "cpu_s": 3, "colour": 1}'), ("ben", "[]"), ("cid", "{")):
-        store.change(insert(tables.owners).values(owner=owner, quota=quota))
+        store.write_now(insert(tables.owners).values(owner=owner, quota=quota))
     run = {"owner": "ann", "sandbox": "s" * 8, "state": "ended", "started": 1.0, "pieces": 0, "output_bytes": 0}
     for name, end in (("bad", "{"), ("odd", '{"end": {"limits": ["x"]}}'), ("good", '{"end": {"code": 3}}')):
-        store.change(insert(tables.executions).values({**run, "name": name, "end": end}))
-    store.change(text("UPDATE sandboxes SET expires = 'soon' WHERE name = 'timetimetimetime'"))
-    store.change(text("UPDATE tokens SET expires = 'never', digest = 'é' WHERE owner = 'ben'"))
+        store.write_now(insert(tables.executions).values({**run, "name": name, "end": end}))
+    store.write_now(text("UPDATE sandboxes SET expires = 'soon' WHERE name = 'timetimetimetime'"))
+    store.write_now(text("UPDATE tokens SET expires = 'never', digest = 'é' WHERE owner = 'ben'"))
 
     async def opened() -> None:
         service = Service(Settings(database=address, runtime=None))
         await service.start()
-        assert not service.board.entries
-        assert service.quotas.of("ann") == Quota(cpu_s=3) and service.quotas.of("ben") == Quota()
+        assert not service.dispatcher.entries
+        assert service.quotas.get("ann") == Quota(cpu_s=3) and service.quotas.get("ben") == Quota()
         assert service.tokens.identify(token) is not None and service.tokens.identify(other) is None
-        ends = [service.board.records.execution("ann", "s" * 8, name).end for name in ("bad", "odd", "good")]
+        ends = [service.dispatcher.records.load_program("ann", "s" * 8, name).end for name in ("bad", "odd", "good")]
         assert ends == [None, None, {"end": {"code": 3}}]
         await service.close()
 
@@ -235,7 +245,7 @@ def test_sandbox_untrusted_text_rows_that_a_hand_or_another_version_wrote_stop_n
 
 def test_sandbox_untrusted_text_one_follower_that_fails_takes_no_others_along(caplog: pytest.LogCaptureFixture) -> None:
     told: list[Exception | None] = []
-    _call([(told.append, None), (lambda _: 1 / 0, None), (told.append, None)])
+    _run_callbacks([(told.append, None), (lambda _: 1 / 0, None), (told.append, None)])
     assert told == [None, None] and "ZeroDivisionError" in caplog.text
 
 
@@ -243,10 +253,10 @@ def test_sandbox_untrusted_text_the_largest_output_goes_first_and_once() -> None
     outputs, dropped = Outputs(100), []
     for name, size in (("a", 40), ("b", 30), ("a", 20), ("c", 20)):
         outputs.add(("ann/a", name), size, lambda name=name: dropped.append(name))
-    assert dropped == ["a"] and outputs.total == 50
+    assert dropped == ["a"] and outputs.total_bytes == 50
     outputs.forget(("ann/a", "b"))
     outputs.forget(("ann/a", "b"))
-    assert outputs.total == 20
+    assert outputs.total_bytes == 20
 
 
 class Deaf:
@@ -267,7 +277,7 @@ class Deaf:
 def test_sandbox_untrusted_text_peers_that_read_nothing_are_hung_up_on_for_all_lines_of_an_owner_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sockets, "_MOST_OF_OWNER_BYTES", 1000)
+    monkeypatch.setattr(sockets, "_MAX_QUEUED_BYTES_PER_OWNER", 1000)
     waiting: Counter[str] = Counter()
 
     async def listened() -> None:
@@ -286,11 +296,11 @@ def test_sandbox_untrusted_text_peers_that_read_nothing_are_hung_up_on_for_all_l
 
 
 def test_sandbox_untrusted_text_what_waits_for_a_worker_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_WAITING_BYTES", 1000)
-    link = links.WorkerLink("worker-a", None)
+    monkeypatch.setattr(worker_link, "_MAX_QUEUED_BYTES", 1000)
+    link = worker_link.WorkerLink("worker-a", None)
     for _ in range(9):
         link.send({"op": "input", "data": b"x" * 400})
-    assert len(link.waiting) == 3
+    assert len(link.queued) == 3
 
 
 class Busy:
@@ -321,10 +331,10 @@ def test_sandbox_untrusted_text_an_outbox_says_that_nobody_keeps_up() -> None:
     outbox = Outbox(100)
     for _ in range(3):
         outbox.put(b"x" * 40)
-    assert outbox.full.is_set()
+    assert outbox.is_full.is_set()
     outbox.clear()
     outbox.put(b"x" * 100)
-    assert not outbox.full.is_set()
+    assert not outbox.is_full.is_set()
 
 
 class Peer(asyncio.Transport):
@@ -366,7 +376,7 @@ _HEAD = b"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\n"
 def test_sandbox_untrusted_text_what_is_around_a_body_is_bounded_before_anybody_asks_for_a_token(
     pieces: list[bytes], refused: bool
 ) -> None:
-    heads = pytest.importorskip("roll_sandbox.service.heads", exc_type=ImportError)
+    http_limits = pytest.importorskip("roll_sandbox.service.http_limits", exc_type=ImportError)
     uvicorn = pytest.importorskip("uvicorn")
 
     async def app(scope: object, receive: object, send: object) -> None:
@@ -375,7 +385,9 @@ def test_sandbox_untrusted_text_what_is_around_a_body_is_bounded_before_anybody_
     async def sent() -> tuple[bool, bool]:
         config, peer = uvicorn.Config(app, lifespan="off", log_config=None), Peer()
         config.load()
-        protocol = heads.BoundedHttp(config, uvicorn.server.ServerState(), {}, _loop=asyncio.get_running_loop())
+        protocol = http_limits.BoundedHttpProtocol(
+            config, uvicorn.server.ServerState(), {}, _loop=asyncio.get_running_loop()
+        )
         protocol.connection_made(peer)
         for piece in pieces:
             protocol.data_received(piece)

@@ -19,7 +19,7 @@ from fastapi.exceptions import RequestValidationError  # noqa: E402
 from roll_sandbox import Command, Limits, Program, PythonCode, connect  # noqa: E402
 from roll_sandbox.__main__ import run  # noqa: E402
 from roll_sandbox.cli.common import Bytes  # noqa: E402
-from roll_sandbox.dialling import no_answer, token_header, trusted  # noqa: E402
+from roll_sandbox.connect_options import load_tls_context, make_token_header, make_unreachable_error  # noqa: E402
 from roll_sandbox.errors import (  # noqa: E402
     BadImageError,
     ConfigError,
@@ -27,16 +27,16 @@ from roll_sandbox.errors import (  # noqa: E402
     SandboxUnavailableError,
 )
 from roll_sandbox.images.sources import open_source  # noqa: E402
-from roll_sandbox.requests import run_request  # noqa: E402
+from roll_sandbox.requests import make_run_request  # noqa: E402
 from roll_sandbox.service.archives import check_archive  # noqa: E402
-from roll_sandbox.service.bodies import invalid  # noqa: E402
+from roll_sandbox.service.bodies import describe_validation_error  # noqa: E402
 from roll_sandbox.service.quotas import Quota  # noqa: E402
-from roll_sandbox.service.serving import serve  # noqa: E402
+from roll_sandbox.service.server import serve  # noqa: E402
 from roll_sandbox.service.settings import Settings  # noqa: E402
 from roll_sandbox.service.store import Store  # noqa: E402
 from roll_sandbox.service.tokens import Tokens  # noqa: E402
-from roll_sandbox.wire import checked  # noqa: E402
-from roll_sandbox.worker.joining import Joined  # noqa: E402
+from roll_sandbox.wire import validate_client_message  # noqa: E402
+from roll_sandbox.worker.connection import WorkerConnection  # noqa: E402
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8741", "localhost", "ftp://localhost:8741", "http://", ""])
@@ -46,24 +46,26 @@ def test_sandbox_user_error_an_address_without_its_scheme_or_host_is_refused_bef
 
 
 def test_sandbox_user_error_a_token_keeps_no_line_end_of_its_file_and_is_one_word() -> None:
-    assert token_header("roll_1_x\n") == {"Authorization": "Bearer roll_1_x"}
+    assert make_token_header("roll_1_x\n") == {"Authorization": "Bearer roll_1_x"}
     for token, what in (("", "is empty"), (" \n", "is empty"), ("a b", "white space"), ("a\nb", "control characters")):
         with pytest.raises(ConfigError, match=what):
-            token_header(token)
+            make_token_header(token)
 
 
 def test_sandbox_user_error_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.pem' cannot be used: No such file"):
-        trusted(str(tmp_path / "nope.pem"))
+        load_tls_context(str(tmp_path / "nope.pem"))
     (tmp_path / "empty.pem").touch()
     with pytest.raises(ConfigError, match="there is no certificate in PEM in it"):
-        trusted(str(tmp_path / "empty.pem"))
-    assert trusted(None) is True
+        load_tls_context(str(tmp_path / "empty.pem"))
+    assert load_tls_context(None) is True
 
 
 def test_sandbox_user_error_why_nothing_answers_says_what_to_do() -> None:
-    assert "may begin with https://" in str(no_answer("http://a:1", ServerDisconnectedError()))
-    assert "(too slow): start one with `roll-sandbox serve`." in str(no_answer("http://a:1", TimeoutError()))
+    assert "may begin with https://" in str(make_unreachable_error("http://a:1", ServerDisconnectedError()))
+    assert "(too slow): start one with `roll-sandbox serve`." in str(
+        make_unreachable_error("http://a:1", TimeoutError())
+    )
 
 
 @pytest.mark.asyncio
@@ -78,8 +80,8 @@ async def test_sandbox_user_error_a_worker_that_reaches_nobody_says_so_once(
     unused_tcp_port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries, third = 0, asyncio.Event()
-    joined = Joined(None, f"http://127.0.0.1:{unused_tcp_port}", "token", name="worker-one", capacity=1)  # type: ignore[arg-type]
-    dial = joined._dial
+    joined = WorkerConnection(None, f"http://127.0.0.1:{unused_tcp_port}", "token", name="worker-one", capacity=1)  # type: ignore[arg-type]
+    dial = joined._connect
 
     async def counted(session: Any) -> Any:
         nonlocal tries
@@ -88,8 +90,8 @@ async def test_sandbox_user_error_a_worker_that_reaches_nobody_says_so_once(
             third.set()
         return await dial(session)
 
-    monkeypatch.setattr(joined, "_dial", counted)
-    monkeypatch.setattr("roll_sandbox.worker.joining._PAUSES_S", (0.0,))
+    monkeypatch.setattr(joined, "_connect", counted)
+    monkeypatch.setattr("roll_sandbox.worker.connection._BACKOFF_S", (0.0,))
     serving = asyncio.create_task(joined.serve())
     await asyncio.wait_for(third.wait(), 30)
     serving.cancel()
@@ -106,7 +108,7 @@ async def test_sandbox_user_error_a_worker_that_reaches_nobody_says_so_once(
         ({"lifetime_s": float("nan")}, "--lifetime: nan s is no lifetime"),
         ({"quota": Quota(lifetime_s=-5)}, "--owner-lifetime: -5 s is no lifetime"),
         ({"audit": Path("/")}, "--audit: '/' is a directory"),
-        ({"database": "nonsense"}, "'nonsense' is no address of a database: sqlite:////a/file.db"),
+        ({"database": "nonsense"}, "'nonsense' is not a valid database URL: write, for example, sqlite:////a/file.db"),
         ({"database": "sqlite://"}, "is in memory, which ends with a command"),
     ],
 )
@@ -115,20 +117,20 @@ def test_sandbox_user_error_a_service_refuses_its_settings_before_it_listens(
 ) -> None:
     settings = {"database": f"sqlite:///{tmp_path}/s.db", **settings}
     with pytest.raises(ConfigError, match=what.replace("(", r"\(")):
-        serve(Settings(**settings), "127.0.0.1", 0, certificate=None, key=None, say=print)
+        serve(Settings(**settings), "127.0.0.1", 0, certificate=None, key=None, print_line=print)
 
 
 def test_sandbox_user_error_a_certificate_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "cert.pem"
     file.write_text("no certificate")
     with pytest.raises(ConfigError, match="are no certificate and its key"):
-        serve(Settings(), "127.0.0.1", 0, certificate=file, key=file, say=print)
+        serve(Settings(), "127.0.0.1", 0, certificate=file, key=file, print_line=print)
 
 
 def test_sandbox_user_error_a_file_that_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("This is a text, and was never anything else.")
     with pytest.raises(ConfigError, match="does not answer: file is not a database"):
-        Store(f"sqlite:///{tmp_path}/s.db").claim()
+        Store(f"sqlite:///{tmp_path}/s.db").lock()
 
 
 def test_sandbox_user_error_a_token_is_good_for_a_time_that_a_calendar_has(tmp_path: Path) -> None:
@@ -152,12 +154,12 @@ def test_sandbox_user_error_a_token_is_good_for_a_time_that_a_calendar_has(tmp_p
 )
 def test_sandbox_user_error_what_is_no_program_never_reaches_a_sandbox(program: Program, what: str) -> None:
     with pytest.raises((TypeError, ValueError), match=what):
-        run_request(program, Limits(), alone=True, fresh=True)
+        make_run_request(program, Limits(), alone=True, fresh=True)
 
 
 def test_sandbox_user_error_a_message_is_refused_in_plain_words() -> None:
     with pytest.raises(SandboxRequestError, match="is '-1': seconds above 0 are needed"):
-        checked({"op": "extend", "sandbox": "a" * 8, "lifetime_s": -1})
+        validate_client_message({"op": "extend", "sandbox": "a" * 8, "lifetime_s": -1})
 
 
 def test_sandbox_user_error_a_link_in_an_archive_is_not_called_compression() -> None:
@@ -184,9 +186,9 @@ def test_sandbox_user_error_an_image_is_not_made_of_an_empty_directory_or_a_text
 
 def test_sandbox_user_error_a_body_that_is_no_json_is_called_the_body() -> None:
     error = RequestValidationError([{"type": "json_invalid", "loc": ("body", 0), "msg": "JSON decode error"}])
-    assert invalid(error) == "the body (JSON, of Content-Type: application/json): JSON decode error"
+    assert describe_validation_error(error) == "the body (JSON, of Content-Type: application/json): JSON decode error"
     error = RequestValidationError([{"type": "extra_forbidden", "loc": ("body", "spce"), "msg": "not permitted"}])
-    assert invalid(error) == "spce: not permitted"
+    assert describe_validation_error(error) == "spce: not permitted"
 
 
 def test_sandbox_user_error_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
@@ -212,7 +214,7 @@ def test_sandbox_user_error_options_after_the_program_are_its_own(monkeypatch: p
         asked.append(tuple(program.argv))
         return 0
 
-    monkeypatch.setattr("roll_sandbox.cli.running._run", seen)
+    monkeypatch.setattr("roll_sandbox.cli.run._run", seen)
     for words in (["ls", "-la", "--time", "x"], ["--", "ls", "-la", "--time", "x"]):
         assert run(["run", "--token", "t", *words]) == 0
     assert asked == [("ls", "-la", "--time", "x")] * 2

@@ -140,7 +140,7 @@ async def test_sandbox_owner_sockets_answer_another_owner_as_if_there_were_nothi
             with pytest.raises(UnknownSandboxError):
                 await runtime.attach(each, SandboxSpec())
             with pytest.raises(UnknownSandboxError):
-                await runtime.look(each)
+                await runtime.inspect(each)
     finally:
         await runtime.close()
     assert (await ann.ask("GET", f"/v1/sandboxes/{name}"))[1]["state"] == "running"

@@ -32,20 +32,20 @@ from roll_sandbox import (
 )
 from roll_sandbox.bubblewrap import BubblewrapRuntime
 from roll_sandbox.remote import RemoteRuntime
-from roll_sandbox.remote.line import Line
-from roll_sandbox.service.inside import Inside
+from roll_sandbox.remote.connection import ServiceConnection
+from roll_sandbox.service.dispatcher import ClientConnection
+from roll_sandbox.service.local_clients import LocalClients
 from roll_sandbox.service.quotas import Quota
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store.tables import workers
-from roll_sandbox.service.store.writer import Write, _alone
-from roll_sandbox.service.switchboard import ClientLine
+from roll_sandbox.service.store.writer import Write, _execute_alone
 from roll_sandbox.spawner import Child
-from roll_sandbox.wire import Message, encode, failure_said, spec_said
+from roll_sandbox.wire import Message, encode, error_to_json, spec_to_json
 from roll_sandbox.worker import Worker
-from roll_sandbox.worker.joining import Joined
+from roll_sandbox.worker.connection import WorkerConnection
 
-CREATE = {"op": "create", "sandbox": "sandbox-1", "spec": spec_said(SandboxSpec())}
+CREATE = {"op": "create", "sandbox": "sandbox-1", "spec": spec_to_json(SandboxSpec())}
 _PROCESSES = PythonCode(
     source="import os; print([open(f'/proc/{p}/comm').read() for p in os.listdir('/proc') if p.isdigit()])"
 )
@@ -68,9 +68,9 @@ async def service(tmp_path: Path, empty: Path) -> AsyncIterator[Service]:
     await service.close()
 
 
-def asks(service: Service) -> tuple[ClientLine, list[Message]]:
+def asks(service: Service) -> tuple[ClientConnection, list[Message]]:
     heard: list[Message] = []
-    return ClientLine(ANN, heard.append), heard
+    return ClientConnection(ANN, heard.append), heard
 
 
 # --- the switchboard
@@ -82,9 +82,9 @@ async def test_sandbox_agent_whoever_uses_a_sandbox_before_it_is_written_down_do
     wire = Wire()
     service.workers.join(ANN, greeting(), wire)
     line, _ = asks(service)
-    service.board.receive(line, CREATE)
-    service.board.receive(asks(service)[0], {"op": "attach", "sandbox": "sandbox-1"})
-    service.board.receive(line, {"op": "stop", "sandbox": "sandbox-1"})
+    service.dispatcher.on_client_message(line, CREATE)
+    service.dispatcher.on_client_message(asks(service)[0], {"op": "attach", "sandbox": "sandbox-1"})
+    service.dispatcher.on_client_message(line, {"op": "stop", "sandbox": "sandbox-1"})
     await until(lambda: "stop" in wire.ops())
     assert wire.ops() == ["welcome", "create", "attach", "stop"]
 
@@ -95,20 +95,22 @@ async def test_sandbox_agent_a_name_that_is_refused_is_refused_to_all_who_asked_
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     await running(service, wire)
-    service.board.hear({"op": "gone", "sandbox": "ann/sandbox-1"}, link)
+    service.dispatcher.on_worker_message({"op": "gone", "sandbox": "ann/sandbox-1"}, link)
     (one, told), (other, also_told) = asks(service), asks(service)
-    service.board.receive(one, CREATE)
-    service.board.receive(other, CREATE)
-    service.board.receive(one, {"op": "run", "sandbox": "sandbox-1", "id": "program-2", "request": {}, "stdin": b""})
+    service.dispatcher.on_client_message(one, CREATE)
+    service.dispatcher.on_client_message(other, CREATE)
+    service.dispatcher.on_client_message(
+        one, {"op": "run", "sandbox": "sandbox-1", "id": "program-2", "request": {}, "stdin": b""}
+    )
     await until(lambda: told and also_told)
     assert told[0]["op"] == also_told[0]["op"] == "failed" and "used before" in told[0]["message"]
-    assert not any(service.quotas.taken("ann").values())
+    assert not any(service.quotas.get_usage("ann").values())
 
 
 async def test_sandbox_agent_a_sandbox_that_was_lost_while_it_started_is_stopped_once_it_has(service: Service) -> None:
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
-    service.workers.hear(link, {"op": "created", "sandbox": "ann/sandbox-9", "traits": TRAITS}, wire)
+    service.workers.on_message(link, {"op": "created", "sandbox": "ann/sandbox-9", "traits": TRAITS}, wire)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-9"}
 
 
@@ -118,9 +120,11 @@ async def test_sandbox_agent_what_was_to_stop_while_its_worker_started_it_and_wa
     wire, back = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     line, _ = asks(service)
-    service.board.receive(line, CREATE)
+    service.dispatcher.on_client_message(line, CREATE)
     await until(lambda: "create" in wire.ops())
-    service.board.receive(line, {"op": "stop", "sandbox": "sandbox-1"})  # into a line that is broken already
+    service.dispatcher.on_client_message(
+        line, {"op": "stop", "sandbox": "sandbox-1"}
+    )  # into a line that is broken already
     service.workers.join(ANN, greeting(), back)
     assert back.ops() == ["welcome", "create", "stop"]
 
@@ -134,7 +138,7 @@ async def test_sandbox_agent_a_sandbox_of_an_earlier_server_is_there_when_its_wo
     await service.close()
     service = await opened(tmp_path)
     line, told = asks(service)
-    service.board.receive(line, CREATE)
+    service.dispatcher.on_client_message(line, CREATE)
     assert told == []
     service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": TRAITS, "programs": []}}), back)
     assert told[0] == {"op": "created", "sandbox": "sandbox-1", "traits": TRAITS}
@@ -147,23 +151,23 @@ async def test_sandbox_agent_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps
     wire = Wire()
     service.workers.join(ANN, greeting(), wire)
     line, _ = await running(service, wire)
-    service.board.receive(line, {"op": "extend", "sandbox": "sandbox-1", "lifetime_s": 100.0})
+    service.dispatcher.on_client_message(line, {"op": "extend", "sandbox": "sandbox-1", "lifetime_s": 100.0})
     now, wall = time.monotonic(), time.time()
     for jump_s in (3600.0, -3600.0):
         monkeypatch.setattr(time, "time", lambda jump_s=jump_s: wall + jump_s)
-        assert service.board.find("ann", "sandbox-1").expires == pytest.approx(wall + jump_s + 100, abs=5)
-        service.keeper.look(now + 1.0)
+        assert service.dispatcher.find("ann", "sandbox-1").expires == pytest.approx(wall + jump_s + 100, abs=5)
+        service.housekeeper.run_round(now + 1.0)
         assert wire.ops()[-1] != "stop"
-    service.keeper.look(now + 101.0)
+    service.housekeeper.run_round(now + 101.0)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1", "expired": True}
     with pytest.raises(UnknownSandboxError, match="too late to extend"):
-        service.board.extend(service.board.find("ann", "sandbox-1"), 10.0)
+        service.dispatcher.extend(service.dispatcher.find("ann", "sandbox-1"), 10.0)
 
 
 async def test_sandbox_agent_housekeeping_goes_on_after_it_has_failed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.service.keeper._EVERY_S", 0.0)
+    monkeypatch.setattr("roll_sandbox.service.housekeeper._EVERY_S", 0.0)
     calls: list[None] = []
 
     def flush() -> None:
@@ -171,7 +175,7 @@ async def test_sandbox_agent_housekeeping_goes_on_after_it_has_failed(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(service.audit, "flush", flush)
-    watching = asyncio.create_task(service.keeper.watch())
+    watching = asyncio.create_task(service.housekeeper.run())
     await until(lambda: len(calls) > 2)
     watching.cancel()
 
@@ -185,8 +189,8 @@ async def test_sandbox_agent_a_line_that_breaks_before_it_is_accepted_is_not_cou
             raise RuntimeError("it has gone")
 
     with pytest.raises(RuntimeError):
-        await service.line(Gone())  # type: ignore[arg-type]
-    assert service._lines == {"ann": 0}
+        await service.serve_client(Gone())  # type: ignore[arg-type]
+    assert service._num_connections == {"ann": 0}
 
 
 # --- what is written
@@ -201,11 +205,11 @@ def test_sandbox_agent_a_row_whose_commit_was_not_answered_is_found_also_where_i
     statement = sqlalchemy.insert(workers).values({name: sqlalchemy.bindparam(f"b_{name}") for name in names})
     values = {"b_name": "worker-a", "b_owner": "ann", "b_seen": 1.0, "b_draining": 0}
     with engine.connect() as connection:
-        assert _alone(connection, Write(statement, values)) is None
-        assert _alone(connection, Write(statement, values)) is None
-        refused = _alone(connection, Write(statement, {**values, "b_owner": "ben"}))
+        assert _execute_alone(connection, Write(statement, values)) is None
+        assert _execute_alone(connection, Write(statement, values)) is None
+        refused = _execute_alone(connection, Write(statement, {**values, "b_owner": "ben"}))
         assert "used before" in str(refused)
-        refused = _alone(connection, Write(statement, {**values, "b_name": "b", "b_draining": 2**70}))
+        refused = _execute_alone(connection, Write(statement, {**values, "b_name": "b", "b_draining": 2**70}))
         assert "too large" in str(refused)  # the driver's word, not SQLAlchemy's: the writer's thread goes on
 
 
@@ -218,18 +222,18 @@ async def test_sandbox_agent_two_who_ask_for_one_name_at_once_have_one_sandbox_a
     service.quotas._default = Quota(cpu_s=60.0)
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
-    owned = Inside(service.board).of(ANN)
-    sandbox = service.board.records.sandbox
+    owned = LocalClients(service.dispatcher).get(ANN)
+    sandbox = service.dispatcher.records.load_sandbox
     late = iter([0.0, 0.1])
 
     def slow(owner: str, name: str) -> Any:
         time.sleep(next(late))
         return sandbox(owner, name)
 
-    monkeypatch.setattr(service.board.records, "sandbox", slow)
+    monkeypatch.setattr(service.dispatcher.records, "load_sandbox", slow)
     both = [asyncio.create_task(owned.create(SandboxSpec(), None, name="sandbox-1")) for _ in range(2)]
     await until(lambda: "create" in wire.ops())
-    service.board.hear({"op": "created", "sandbox": "ann/sandbox-1", "traits": TRAITS}, link)
+    service.dispatcher.on_worker_message({"op": "created", "sandbox": "ann/sandbox-1", "traits": TRAITS}, link)
     (one, _), (other, _) = await asyncio.gather(*both)
     assert one is other is (await owned.create(SandboxSpec(), None, name="sandbox-1"))[0]
     assert wire.ops().count("create") == 1
@@ -240,17 +244,17 @@ async def test_sandbox_agent_two_who_ask_for_one_name_at_once_have_one_sandbox_a
 
 async def test_sandbox_agent_a_sandbox_that_is_lost_while_it_starts_is_an_error_for_who_waits() -> None:
     said: list[Message] = []
-    line = Line(said.append)
+    line = ServiceConnection(said.append)
     creating = asyncio.create_task(line.create(SandboxSpec(), name="sandbox-1"))
     await until(lambda: said)
-    line.receive({"op": "gone", "sandbox": "sandbox-1", **failure_said(SandboxError("its worker has gone"))})
+    line.receive({"op": "gone", "sandbox": "sandbox-1", **error_to_json(SandboxError("its worker has gone"))})
     with pytest.raises(SandboxError, match="its worker has gone"):
         await asyncio.wait_for(creating, 5)
 
 
 async def test_sandbox_agent_who_gives_up_waiting_ends_what_he_began_and_not_what_was_there() -> None:
     said: list[Message] = []
-    line = Line(said.append)
+    line = ServiceConnection(said.append)
     for waiting in (line.attach("sandbox-1", SandboxSpec()), line.create(SandboxSpec(), name="sandbox-2")):
         task = asyncio.create_task(waiting)
         await asyncio.sleep(0)
@@ -268,16 +272,16 @@ async def test_sandbox_agent_a_lifetime_that_is_refused_is_said_and_the_sandbox_
     link = service.workers.join(ANN, greeting(), wire)
     sandbox, _ = await made(service, wire, link)
     await sandbox.extend(10.0)
-    assert service.board.find("ann", sandbox.name).ends == pytest.approx(time.monotonic() + 10, abs=5)
-    with pytest.raises(SandboxQuotaError, match="may live"):
+    assert service.dispatcher.find("ann", sandbox.name).ends_at == pytest.approx(time.monotonic() + 10, abs=5)
+    with pytest.raises(SandboxQuotaError, match="allows 86400 s"):
         await sandbox.extend(1e9)
     assert not sandbox.broken
 
 
 async def made(service: Service, wire: Wire, link: Any) -> tuple[Any, bool]:
-    creating = asyncio.create_task(Inside(service.board).of(ANN).create(SandboxSpec(), None))
+    creating = asyncio.create_task(LocalClients(service.dispatcher).get(ANN).create(SandboxSpec(), None))
     await until(lambda: "create" in wire.ops())
-    service.board.hear({"op": "created", "sandbox": wire.said[-1]["sandbox"], "traits": TRAITS}, link)
+    service.dispatcher.on_worker_message({"op": "created", "sandbox": wire.said[-1]["sandbox"], "traits": TRAITS}, link)
     return await creating
 
 
@@ -314,7 +318,7 @@ async def test_sandbox_agent_a_line_that_cannot_go_on_ends_what_waits_for_it(mon
             raise answer
         return answer
 
-    runtime._dial = dial  # type: ignore[method-assign]
+    runtime._connect = dial  # type: ignore[method-assign]
     with pytest.raises(SandboxUnavailableError):
         await runtime.start()
     await runtime.start()
@@ -358,13 +362,13 @@ async def test_sandbox_agent_whatever_becomes_of_a_start_the_server_is_told(
 ) -> None:
     told: list[Message] = []
     async with SandboxManager(Starts(error), warm=0) as manager:  # type: ignore[arg-type]
-        worker = Worker(manager, tell=told.append)
-        worker.receive({"op": "create", "sandbox": "ann/sandbox-1", "spec": spec_said(SandboxSpec())})
+        worker = Worker(manager, send=told.append)
+        worker.receive({"op": "create", "sandbox": "ann/sandbox-1", "spec": spec_to_json(SandboxSpec())})
         if error is None:
             worker.receive({"op": "stop", "sandbox": "ann/sandbox-1"})  # before it did anything
         await until(lambda: told)
-        assert [(each["op"], each["error"]) for each in told] == [ends] and worker.empty
-        assert manager._places._value == 512
+        assert [(each["op"], each["error"]) for each in told] == [ends] and worker.is_empty
+        assert manager._slots._value == 512
 
 
 class Broken(Dialled):
@@ -377,18 +381,18 @@ class Broken(Dialled):
 async def test_sandbox_agent_a_worker_outlives_a_line_that_breaks_at_once_and_says_why_it_is_refused(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.worker.joining._PAUSES_S", (0.0,))
+    monkeypatch.setattr("roll_sandbox.worker.connection._BACKOFF_S", (0.0,))
     taken = SandboxRequestError("another worker is connected as 'worker-a'")
-    refusal = encode({**failure_said(taken), "op": "refused"})
+    refusal = encode({**error_to_json(taken), "op": "refused"})
     dialled: list[Any] = []
     async with SandboxManager(Starts(), warm=0) as manager:  # type: ignore[arg-type]
-        joined = Joined(Worker(manager), "http://nowhere", "token", name="worker-a", capacity=1)
+        joined = WorkerConnection(Worker(manager), "http://nowhere", "token", name="worker-a", capacity=1)
 
         async def dial(_: Any) -> Any:
             dialled.append(Broken() if not dialled else Dialled(refusal))
             return dialled[-1]
 
-        joined._dial = dial  # type: ignore[method-assign]
+        joined._connect = dial  # type: ignore[method-assign]
         serving = asyncio.create_task(joined.serve())
         await until(lambda: len(dialled) > 3)
         serving.cancel()
@@ -423,10 +427,10 @@ async def test_sandbox_agent_a_runtime_that_closes_removes_its_own_files_and_not
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spawner: Any = SimpleNamespace(facts={"root": False}, check=lambda: None)
+    spawner: Any = SimpleNamespace(facts={"root": False}, check_running=lambda: None)
     runtimes = [BubblewrapRuntime() for _ in range(2)]
     for runtime in runtimes:
-        await runtime._roots.take(spawner, SandboxSpec(), None, merged=False)
+        await runtime._roots.acquire(spawner, SandboxSpec(), None, merged=False)
     for remaining in (1, 0):
         await runtimes.pop().close()
         assert len(list(tmp_path.iterdir())) == remaining
@@ -445,7 +449,7 @@ async def test_sandbox_agent_a_start_that_is_cancelled_at_any_moment_holds_nothi
                 await (await task).close()
         await until(lambda: not manager.runtime._spawner._children)
         assert [root.users for root in manager.runtime._roots._known.values()] in ([0], [])
-        assert manager._places._value == 512
+        assert manager._slots._value == 512
 
 
 async def test_sandbox_agent_a_shell_that_nobody_waits_for_any_more_is_ended() -> None:

@@ -39,7 +39,7 @@ class App:
         self.tokens["other"] = made.create("ben")
         self.tokens["worker"] = made.create("ann", ["worker"])
         part = self.tokens["expired"].split("_")[1]
-        self.service.store.change(update(table).where(table.c.id == part).values(expires=time.time() - 1.0))
+        self.service.store.write_now(update(table).where(table.c.id == part).values(expires=time.time() - 1.0))
         made.revoke(self.tokens["revoked"].split("_")[1])
 
     def routes(self) -> list[tuple[str, str]]:

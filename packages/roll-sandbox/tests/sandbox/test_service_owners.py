@@ -18,35 +18,35 @@ pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 from roll_sandbox import Limits, SandboxQuotaError, SandboxSpec
 from roll_sandbox.errors import ConfigError
 from roll_sandbox.service.audit import Audit
-from roll_sandbox.service.keeper import restore
-from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher
+from roll_sandbox.service.housekeeper import restore
 from roll_sandbox.service.quotas import Quota, Quotas
 from roll_sandbox.service.records import Records
 from roll_sandbox.service.store import Store
-from roll_sandbox.service.switchboard import ClientLine, Switchboard
 from roll_sandbox.service.tokens import Identity, Tokens
-from roll_sandbox.wire import spec_said
+from roll_sandbox.service.worker_link import WorkerLink
+from roll_sandbox.wire import spec_to_json
 
 SPEC = SandboxSpec(limits=Limits(memory_bytes=100, disk_bytes=10))
 QUOTA = Quota(sandboxes=3, memory_bytes=250, programs=2, cpu_s=5.0)
 
 
 class _Written(Records):
-    """Writes are told to be there, or not, when the test says so."""
+    """Records whose writes the test completes or fails."""
 
     def __init__(self) -> None:
         self.pending: list[Any] = []
 
-    def opened(self, *arguments: Any, **_: Any) -> None:
+    def record_sandbox(self, *arguments: Any, **_: Any) -> None:
         self.pending.append(arguments[-1])
 
-    started = ended = opened
+    record_program = record_program_end = record_sandbox
 
-    def gone(self, *arguments: Any) -> None:
+    def record_sandbox_end(self, *arguments: Any) -> None:
         if arguments[-1] is not None:
             self.pending.append(arguments[-1])
 
-    def running(self, *_: Any) -> None: ...
+    def record_running(self, *_: Any) -> None: ...
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 5)), max_size=60))
@@ -54,72 +54,72 @@ def test_sandbox_service_quota_what_is_taken_is_what_is_alive_however_sandboxes_
     steps: list[tuple[int, int]],
 ) -> None:
     written, sent = _Written(), []
-    board = Switchboard(written, Quotas(QUOTA, {}), Audit(None))
+    board = Dispatcher(written, Quotas(QUOTA, {}), Audit(None))
     board.workers["w"] = WorkerLink("w", sent.append)
-    line = ClientLine(Identity("t", "ann", frozenset({"run"})), lambda _: None)
+    line = ClientConnection(Identity("t", "ann", frozenset({"run"})), lambda _: None)
     for step, number in steps:
         sandbox, place = f"sandbox-{number % 3}", f"ann/sandbox-{number % 3}"
         program = {"sandbox": sandbox, "id": f"program-{number}"}
         if step == 0:
-            board.receive(line, {"op": "create", "sandbox": sandbox, "spec": spec_said(SPEC)})
+            board.on_client_message(line, {"op": "create", "sandbox": sandbox, "spec": spec_to_json(SPEC)})
         elif step == 1:
-            board.receive(line, {"op": "run", **program, "request": {}, "stdin": b""})
+            board.on_client_message(line, {"op": "run", **program, "request": {}, "stdin": b""})
         elif step == 2 and written.pending:
             written.pending.pop(0)(None)
         elif step == 3 and written.pending:
             written.pending.pop(0)(RuntimeError("refused"))
         elif step == 4:
-            board.hear({"op": "end", **program, "sandbox": place, "end": {}})
+            board.on_worker_message({"op": "end", **program, "sandbox": place, "end": {}})
         elif step == 5:
-            board.hear({"op": "gone", "sandbox": place, "error": "lost", "message": ""})
+            board.on_worker_message({"op": "gone", "sandbox": place, "error": "lost", "message": ""})
         elif step == 6:
-            board.hear({"op": "created", "sandbox": place, "traits": {}})
+            board.on_worker_message({"op": "created", "sandbox": place, "traits": {}})
         elif step == 7:
             row: Any = SimpleNamespace(owner="ann", name=sandbox, worker="w", state="running", leased=1)
-            row.spec, row.created, row.expires = json.dumps(spec_said(SPEC)), 0.0, 9e9
+            row.spec, row.created, row.expires = json.dumps(spec_to_json(SPEC)), 0.0, 9e9
             if place not in board.entries:
                 restore(board, row, {"program-9": "running"})
         alive = len(board.entries)
-        running = sum(entry.running for entry in board.entries.values())
-        assert board.quotas.taken("ann") == {
+        running = sum(entry.num_running for entry in board.entries.values())
+        assert board.quotas.get_usage("ann") == {
             "sandboxes": alive,
             "memory_bytes": 100 * alive,
             "disk_bytes": 10 * alive,
             "programs": running,
         }
-        assert board.workers["w"].held == alive
+        assert board.workers["w"].num_sandboxes == alive
 
 
 def test_sandbox_service_quota_a_quota_may_be_used_up_to_the_last() -> None:
     quotas = Quotas(Quota(sandboxes=2, memory_bytes=200, disk_bytes=20, programs=1), {})
     for _ in range(2):
-        quotas.take("ann", quotas.allow("ann", SPEC))
+        quotas.add_sandbox("ann", quotas.check_sandbox("ann", SPEC))
     with pytest.raises(SandboxQuotaError, match="sandboxes of 2"):
-        quotas.allow("ann", SPEC)
-    quotas.begin("ann")
+        quotas.check_sandbox("ann", SPEC)
+    quotas.add_program("ann")
     with pytest.raises(SandboxQuotaError, match="runs 1 programs"):
-        quotas.begin("ann")
+        quotas.add_program("ann")
     for _ in range(2):
-        quotas.give_back("ann", SPEC)
-    quotas.end("ann")
-    assert set(quotas.taken("ann").values()) == {0}
+        quotas.remove_sandbox("ann", SPEC)
+    quotas.remove_programs("ann")
+    assert set(quotas.get_usage("ann").values()) == {0}
 
 
 def test_sandbox_service_quota_an_error_says_what_and_how_much_and_what_to_do() -> None:
     quotas = Quotas(Quota(memory_bytes=250), {"ben": {"sandboxes": 0}})
     for _ in range(2):
-        quotas.take("ann", quotas.allow("ann", SPEC))
+        quotas.add_sandbox("ann", quotas.check_sandbox("ann", SPEC))
     with pytest.raises(SandboxQuotaError, match=r"has 200 bytes of memory of 250, and asks for 100 more: stop some"):
-        quotas.allow("ann", SPEC)
+        quotas.check_sandbox("ann", SPEC)
     with pytest.raises(SandboxQuotaError, match="`roll-sandbox quota set ben`"):
-        quotas.allow("ben", SPEC)
-    quotas.name({})
-    assert quotas.allow("ben", SPEC) == SPEC
+        quotas.check_sandbox("ben", SPEC)
+    quotas.set_named({})
+    assert quotas.check_sandbox("ben", SPEC) == SPEC
 
 
 def test_sandbox_service_quota_a_program_without_a_limit_of_cpu_time_gets_the_owners() -> None:
     quotas = Quotas(QUOTA, {})
-    assert quotas.allow("ann", SPEC).limits.cpu_s == 5.0
+    assert quotas.check_sandbox("ann", SPEC).limits.cpu_s == 5.0
     with pytest.raises(SandboxQuotaError, match="6 s of CPU time and may have 5 s"):
         quotas.check_cpu("ann", 6.0)
 
@@ -127,7 +127,7 @@ def test_sandbox_service_quota_a_program_without_a_limit_of_cpu_time_gets_the_ow
 def test_sandbox_service_quota_the_audit_holds_hostile_names_on_one_short_line_each(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit.jsonl")
     for name in ("a\nb", "\x1b[2J\x1b]0;x\x07", "\u2028\x85", '"}\n{"action": "stop"', "x" * 2**20):
-        audit.note("create", owner="ann", token="t", what=name, peer=name)
+        audit.record("create", owner="ann", token="t", what=name, peer=name)
     audit.flush()
     lines = (tmp_path / "audit.jsonl").read_bytes().splitlines()
     assert len(lines) == 5 and max(map(len, lines)) < 2000
@@ -139,10 +139,10 @@ def test_sandbox_service_quota_an_audit_file_that_was_moved_away_is_made_anew(tm
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
     for name in ("one", "two"):
-        audit.note(name, owner="ann", token="t")
+        audit.record(name, owner="ann", token="t")
         audit.flush()
         path.replace(tmp_path / name)
-    audit.note("three", owner="ann", token="t")
+    audit.record("three", owner="ann", token="t")
     audit.close()
     for file in (tmp_path / "one", tmp_path / "two", path):
         assert len(file.read_text().splitlines()) == 1
@@ -153,12 +153,12 @@ def test_sandbox_service_quota_an_audit_on_a_full_disk_keeps_its_lines_and_harms
     path = tmp_path / "audit.jsonl"
     path.symlink_to("/dev/full")
     audit = Audit(path)
-    audit.note("create", owner="ann", token="t")
+    audit.record("create", owner="ann", token="t")
     audit.flush()
-    assert audit.failing
+    assert audit.is_failing
     path.unlink()
     audit.flush()
-    assert not audit.failing and json.loads(path.read_text())["action"] == "create"
+    assert not audit.is_failing and json.loads(path.read_text())["action"] == "create"
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def test_sandbox_service_quota_a_token_that_is_rotated_is_good_for_its_grace_and
     new = tokens.rotate(old.split("_")[1], grace_s=10.0)
     identity = tokens.identify(old)
     now = 1009.0
-    assert tokens.identify(old) and tokens.good(identity) and tokens.identify(new).scopes == {"read"}
+    assert tokens.identify(old) and tokens.is_valid(identity) and tokens.identify(new).scopes == {"read"}
     now = 1010.0
-    assert tokens.identify(old) is None and not tokens.good(identity)
+    assert tokens.identify(old) is None and not tokens.is_valid(identity)
     with pytest.raises(ConfigError, match=r"no token .* that is good"):
         tokens.rotate(old.split("_")[1])
     now = 1100.0

@@ -18,9 +18,9 @@ import pytest
 from sandbox.conftest import missing, spec_for
 
 from roll_sandbox import Command, PythonCode, SandboxError, SandboxManager, SandboxUnavailableError, agent_code
-from roll_sandbox.agent.ending import Ending
 from roll_sandbox.agent.programs import Started
 from roll_sandbox.agent.run import Run
+from roll_sandbox.agent.termination import Ending
 from roll_sandbox.bubblewrap import BubblewrapRuntime
 from roll_sandbox.spawner import SpawnerClient
 
@@ -45,7 +45,7 @@ def nothing_left() -> Iterator[None]:
 async def _kill_spawner(runtime: BubblewrapRuntime) -> None:
     assert runtime._spawner is not None
     os.kill(runtime._spawner._process.pid, signal.SIGKILL)
-    while not runtime._spawner.lost:
+    while not runtime._spawner.is_lost:
         await asyncio.sleep(0.001)
 
 
@@ -105,7 +105,7 @@ async def test_sandbox_spawner_runtime_whose_start_is_cancelled_leaves_nothing()
         try:
             await starting
         except asyncio.CancelledError:
-            assert runtime._spawner is None and runtime._complaints is None
+            assert runtime._spawner is None and runtime._stderr_file is None
         else:
             await runtime.close()
 
@@ -158,14 +158,14 @@ async def test_sandbox_spawner_whose_zygote_was_killed_while_starting_starts_ano
 ) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root has a zygote")
-    zygote, asked = SpawnerClient.zygote, 0
+    zygote, asked = SpawnerClient.start_zygote, 0
 
     async def killed_once(self: SpawnerClient, arguments: list[str], *descriptors: int) -> None:
         nonlocal asked
         asked += 1
         await zygote(self, ["/bin/false"] if asked == 1 else arguments, *descriptors)
 
-    monkeypatch.setattr(SpawnerClient, "zygote", killed_once)
+    monkeypatch.setattr(SpawnerClient, "start_zygote", killed_once)
     runtime = BubblewrapRuntime()
     await runtime.start()
     assert asked == 2 and runtime._zygote
@@ -244,9 +244,9 @@ async def test_sandbox_spawner_sandbox_whose_processes_do_not_end_is_discarded(m
     """A frozen process outlives SIGKILL: its sandbox breaks, `close` does not wait for ever, its place is not used."""
     if not (FREEZER / "cgroup.procs").exists():
         pytest.skip("no freezer of control groups of version 1 here")
-    parts = agent_code._parts
+    parts = agent_code._read_sources
     short = lambda text: text.replace("_EMPTY_S = 10.0", "_EMPTY_S = 0.5")  # noqa: E731
-    monkeypatch.setattr(agent_code, "_parts", lambda names: [(name, short(text)) for name, text in parts(names)])
+    monkeypatch.setattr(agent_code, "_read_sources", lambda names: [(name, short(text)) for name, text in parts(names)])
     for made in (agent_code.agent_bytecode, agent_code.zygote_bytecode, agent_code.spawner_source):
         made.cache_clear()
     frozen = FREEZER / f"roll-test-{os.getpid()}"

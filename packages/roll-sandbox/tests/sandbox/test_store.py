@@ -35,7 +35,7 @@ WAIT_S = 30.0
 @contextlib.asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Store]:
     store = Store(url)
-    store.claim()
+    store.lock()
     store.migrate()
     store.open()
     try:
@@ -52,7 +52,7 @@ async def said(call: Callable[..., None], *arguments: Any) -> Exception | None:
 
 
 async def open_one(records: Records, name: str, owner: str = "ann") -> Exception | None:
-    return await said(records.opened, owner, name, "local", {}, 9e9)
+    return await said(records.record_sandbox, owner, name, "local", {}, 9e9)
 
 
 END = {"op": "end", "sandbox": "s", "id": "p", "end": {"code": 0}, "pieces": 2}
@@ -64,23 +64,23 @@ async def test_sandbox_service_database_what_is_written_is_found_and_a_name_is_t
         assert await asyncio.gather(*(open_one(records, f"s{number}") for number in range(700))) == [None] * 700
         again = await open_one(records, "s7")
         assert type(again) is SandboxError and "used before" in str(again)
-        assert await said(records.started, "ann", "s7", "p") is None
-        assert records.programs() == {("ann", "s7"): {"p": "running"}}
-        assert await said(records.ended, "ann", "s7", "p", END) is None
-        assert records.execution("ann", "s7", "p").end == {"end": {"code": 0}, "pieces": 2}
-        assert await said(records.gone, "ann", "s7", "ended", "") is None
-        assert len(records.alive()) == 699
+        assert await said(records.record_program, "ann", "s7", "p") is None
+        assert records.load_live_programs() == {("ann", "s7"): {"p": "running"}}
+        assert await said(records.record_program_end, "ann", "s7", "p", END) is None
+        assert records.load_program("ann", "s7", "p").end == {"end": {"code": 0}, "pieces": 2}
+        assert await said(records.record_sandbox_end, "ann", "s7", "ended", "") is None
+        assert len(records.load_live_sandboxes()) == 699
     async with opened(database) as store:
-        assert len(Records(store).alive()) == 699
+        assert len(Records(store).load_live_sandboxes()) == 699
 
 
 async def test_sandbox_service_database_a_second_server_is_refused_until_the_first_has_gone(
     database: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.service.store.store._CLAIM_S", 0.2)
+    monkeypatch.setattr("roll_sandbox.service.store.store._LOCK_TIMEOUT_S", 0.2)
     async with opened(database):
         with pytest.raises(ConfigError, match="another server has the database"):
-            Store(database).claim()
+            Store(database).lock()
     async with opened(database):
         pass
 
@@ -88,10 +88,10 @@ async def test_sandbox_service_database_a_second_server_is_refused_until_the_fir
 async def test_sandbox_service_database_tables_are_not_changed_under_a_server_that_runs(
     new_database, monkeypatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.service.store.store._CLAIM_S", 0.2)
+    monkeypatch.setattr("roll_sandbox.service.store.store._LOCK_TIMEOUT_S", 0.2)
     url = new_database("sqlite")
     first = Store(url)
-    first.claim()
+    first.lock()
     with pytest.raises(ConfigError, match="another server has the database"):
         Store(url).migrate()
     first.close()
@@ -115,13 +115,13 @@ async def test_sandbox_service_database_rows_of_every_older_version_are_there_in
     for table in before.sorted_tables:
         if table.name != "alembic_version":
             rows[table.name] = {column.name: _value(column) for column in table.columns}
-            store.change(table.insert().values(rows[table.name]))
+            store.write_now(table.insert().values(rows[table.name]))
     store.migrate()
     for name, row in rows.items():
         (found,) = (dict(each._mapping) for each in store.read(sqlalchemy.select(METADATA.tables[name])))
         kept = {column: value for column, value in row.items() if column in found}
         assert kept == {column: found[column] for column in kept}
-    assert Records(store).alive() == []
+    assert Records(store).load_live_sandboxes() == []
     store.close()
 
 
@@ -143,7 +143,7 @@ async def test_sandbox_service_database_the_migrations_make_the_tables_that_the_
 async def test_sandbox_service_database_a_database_of_a_newer_version_is_refused_by_one_line(database: str) -> None:
     store = Store(database)
     store.migrate()
-    store.change(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))
+    store.write_now(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))
     with pytest.raises(ConfigError, match=r"written by a newer ROLL \(revision 9999, and this one knows up to"):
         store.migrate()
     store.close()
@@ -199,29 +199,31 @@ def _read_only(store: Store):
 async def test_sandbox_service_database_a_sqlite_that_takes_no_writes_refuses_what_would_start_and_keeps_what_has_ended(
     new_database, monkeypatch: pytest.MonkeyPatch, harm: Any, why: str
 ) -> None:
-    monkeypatch.setattr(writer, "_PAUSES_S", ())
+    monkeypatch.setattr(writer, "_BACKOFF_S", ())
     async with opened(new_database("sqlite")) as store:
         store._writer._connection.connection.execute("PRAGMA busy_timeout=50")
         sqlalchemy.event.listen(store.engine, "connect", lambda made, _: made.execute("PRAGMA busy_timeout=50"))
         records = Records(store)
         assert await open_one(records, "first") is None
-        assert await said(records.started, "ann", "first", "p") is None
+        assert await said(records.record_program, "ann", "first", "p") is None
         with harm(store):
-            refused = await said(records.opened, "ann", "second", "local", {"long": "x" * 100_000}, 9e9)
+            refused = await said(records.record_sandbox, "ann", "second", "local", {"long": "x" * 100_000}, 9e9)
             assert isinstance(refused, SandboxDatabaseError) and why in str(refused)
-            assert store.away
-            ended = asyncio.create_task(said(records.ended, "ann", "first", "p", {**END, "long": "x" * 100_000}))
+            assert store.unavailable_reason
+            ended = asyncio.create_task(
+                said(records.record_program_end, "ann", "first", "p", {**END, "long": "x" * 100_000})
+            )
             assert isinstance(await open_one(records, "third"), SandboxDatabaseError)
             assert not ended.done()
         assert await ended is None
-        assert (records.execution("ann", "first", "p").state, store.away) == ("ended", "")
+        assert (records.load_program("ann", "first", "p").state, store.unavailable_reason) == ("ended", "")
         assert await open_one(records, "second") is None
 
 
 async def test_sandbox_service_database_readers_that_get_no_connection_are_told_so(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.service.store.engines._POOL_S", 0.05)
+    monkeypatch.setattr("roll_sandbox.service.store.engines._POOL_TIMEOUT_S", 0.05)
     store = Store(database)
     store.migrate()
     with contextlib.ExitStack() as held:
@@ -258,14 +260,14 @@ async def _kill_under_load(server: Postgres, store: Store) -> None:
             name = f"s{number}-{turn}"
             error = await open_one(records, name)
             if error is None:
-                error = await said(records.started, "ann", name, "p")
+                error = await said(records.record_program, "ann", name, "p")
             if error is not None:
                 if not isinstance(error, SandboxDatabaseError):
                     wrong.append(error)
                 await asyncio.sleep(0.01)
                 continue
             num_opened += 1
-            assert await said(records.ended, "ann", name, "p", END) is None
+            assert await said(records.record_program_end, "ann", name, "p", END) is None
             ended.append((name, "p"))
 
     async def until(enough: Callable[[], bool]) -> None:
@@ -278,16 +280,16 @@ async def _kill_under_load(server: Postgres, store: Store) -> None:
         so_far = len(ended)
         await until(lambda: len(ended) >= so_far + 50)  # noqa: B023
         await asyncio.to_thread(server.kill)
-        await until(lambda: bool(store.away))
+        await until(lambda: bool(store.unavailable_reason))
         assert isinstance(await open_one(records, "probe"), SandboxDatabaseError)
         with pytest.raises(SandboxDatabaseError):
-            await asyncio.to_thread(records.alive)
+            await asyncio.to_thread(records.load_live_sandboxes)
         await asyncio.to_thread(server.start)
     so_far = len(ended)
     await until(lambda: len(ended) >= so_far + 50)
     going = False
     await asyncio.gather(*clients)
-    await until(lambda: not store.waiting)
+    await until(lambda: not store.num_waiting)
     found = await asyncio.to_thread(store.read, sqlalchemy.select(executions))
     states = {(row.sandbox, row.name): row.state for row in found}
     assert all(states[each] == "ended" for each in ended)
@@ -312,26 +314,26 @@ async def test_sandbox_service_database_a_commit_whose_answer_was_lost_is_not_ta
     async with opened(database) as store:
         monkeypatch.setattr(writer, "_execute", broken)
         assert await open_one(Records(store), "once") is None
-        monkeypatch.setattr(writer, "_PAUSES_S", ())
+        monkeypatch.setattr(writer, "_BACKOFF_S", ())
         times = 0
         refused = await open_one(Records(store), "twice")
         assert isinstance(refused, SandboxDatabaseError)
-        while store.away or store.waiting:
+        while store.unavailable_reason or store.num_waiting:
             await asyncio.sleep(0.01)
-        assert {row.name for row in Records(store).alive()} == {"once"}
+        assert {row.name for row in Records(store).load_live_sandboxes()} == {"once"}
         assert await open_one(Records(store), "twice") is None
 
 
 async def test_sandbox_service_database_a_store_that_closes_during_an_outage_ends(
     new_database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_PAUSES_S", ())
-    monkeypatch.setattr(writer, "_CLOSE_S", 0.0)
+    monkeypatch.setattr(writer, "_BACKOFF_S", ())
+    monkeypatch.setattr(writer, "_CLOSE_TIMEOUT_S", 0.0)
     before = set(threading.enumerate())
     async with opened(new_database("sqlite")) as store:
         store._writer.connect = lambda: (_ for _ in ()).throw(OSError("away"))
         store._writer._disconnect()
-        Records(store).running("ann", "s")
+        Records(store).record_running("ann", "s")
         assert isinstance(await open_one(Records(store), "s"), SandboxDatabaseError)
     assert not [thread for thread in set(threading.enumerate()) - before if thread.name == "sandbox-store"]
 
@@ -359,4 +361,4 @@ async def test_sandbox_service_database_a_backup_that_is_taken_from_a_running_se
     else:
         server.run("pg_restore", "--clean", "--if-exists", f"--dbname={plain}", copy)
     async with opened(database) as store:
-        assert [row.name for row in Records(store).alive()] == ["kept"]
+        assert [row.name for row in Records(store).load_live_sandboxes()] == ["kept"]

@@ -21,8 +21,15 @@ from roll_sandbox import (
     connect,
 )
 from roll_sandbox.remote import RemoteRuntime
-from roll_sandbox.uploads import MOST_BYTES, OwnedUploads, WrittenUploads, content_of, digest_of, upload_source
-from roll_sandbox.wire import checked, decode, encode, spec_of, spec_said
+from roll_sandbox.uploads import (
+    MAX_BYTES,
+    OwnedUploads,
+    WrittenUploads,
+    compute_digest,
+    format_upload_source,
+    read_directory,
+)
+from roll_sandbox.wire import decode, encode, spec_from_json, spec_to_json, validate_client_message
 from roll_sandbox.worker import Worker
 
 HELPERS = {"helper.py": b"def answer():\n    return 42\n", "data/words.txt": b"one two"}
@@ -44,12 +51,12 @@ def spec_with(directory: Path) -> SandboxSpec:
 def test_sandbox_upload_hold_files_without_links_and_compiled_python(tmp_path: Path) -> None:
     directory = written(tmp_path / "helpers", {**HELPERS, "__pycache__/helper.pyc": b"x"})
     (directory / "link").symlink_to("/etc/passwd")
-    assert content_of(directory) == HELPERS
-    assert digest_of(HELPERS) == digest_of(dict(reversed(HELPERS.items())))
-    assert digest_of({"ab": b"c"}) != digest_of({"a": b"bc"}) != digest_of({"a": b"b", "c": b""})
-    (directory / "large").write_bytes(b"0" * MOST_BYTES)
+    assert read_directory(directory) == HELPERS
+    assert compute_digest(HELPERS) == compute_digest(dict(reversed(HELPERS.items())))
+    assert compute_digest({"ab": b"c"}) != compute_digest({"a": b"bc"}) != compute_digest({"a": b"b", "c": b""})
+    (directory / "large").write_bytes(b"0" * MAX_BYTES)
     with pytest.raises(OversizedUploadError, match="can be uploaded"):
-        content_of(directory)
+        read_directory(directory)
 
 
 @pytest.mark.parametrize(
@@ -66,63 +73,68 @@ def test_sandbox_upload_are_what_their_digest_says() -> None:
     uploads = OwnedUploads()
     for wrong in ({}, {"a": b"b"}, None, [b"a"], {"a": "text"}):
         with pytest.raises(SandboxRequestError):
-            uploads.add("ann", digest_of(HELPERS), wrong)
-    uploads.add("ann", digest_of(HELPERS), HELPERS)
+            uploads.add("ann", compute_digest(HELPERS), wrong)
+    uploads.add("ann", compute_digest(HELPERS), HELPERS)
 
 
 def test_sandbox_upload_of_one_owner_are_bounded_and_unknown_to_others() -> None:
-    uploads, large = OwnedUploads(), {"a": b"0" * (MOST_BYTES - 1)}
+    uploads, large = OwnedUploads(), {"a": b"0" * (MAX_BYTES - 1)}
     specs = [
-        SandboxSpec(mounts=(Mount(source=upload_source(digest_of(files)), target="/x"),)) for files in (large, HELPERS)
+        SandboxSpec(mounts=(Mount(source=format_upload_source(compute_digest(files)), target="/x"),))
+        for files in (large, HELPERS)
     ]
-    uploads.add("ann", digest_of(large), large)
-    uploads.add("ann", digest_of(large), large)
+    uploads.add("ann", compute_digest(large), large)
+    uploads.add("ann", compute_digest(large), large)
     uploads.check("ann", specs[0])
     with pytest.raises(SandboxQuotaError, match="in all"):
-        uploads.add("ann", digest_of(HELPERS), HELPERS)
+        uploads.add("ann", compute_digest(HELPERS), HELPERS)
     with pytest.raises(SandboxQuotaError, match="in all"):
         uploads.check("ann", specs[1])
     with pytest.raises(SandboxRequestError, match="'bob' has not uploaded"):
         uploads.check("bob", specs[0])
-    assert uploads.of("ann", specs[0], without=()) == {digest_of(large): large}
-    assert uploads.of("ann", specs[0], without={digest_of(large)}) == uploads.of("bob", specs[0], without=()) == {}
+    assert uploads.select("ann", specs[0], exclude=()) == {compute_digest(large): large}
+    assert (
+        uploads.select("ann", specs[0], exclude={compute_digest(large)})
+        == uploads.select("bob", specs[0], exclude=())
+        == {}
+    )
 
 
 def test_sandbox_upload_are_written_for_every_user_to_read_and_deleted_at_the_end() -> None:
-    uploads, digest = WrittenUploads(), digest_of(HELPERS)
-    mount = Mount(source=upload_source(digest), target="/x")
+    uploads, digest = WrittenUploads(), compute_digest(HELPERS)
+    mount = Mount(source=format_upload_source(digest), target="/x")
     with pytest.raises(SandboxError, match="did not come"):
-        uploads.shown(mount)
+        uploads.resolve_mount(mount)
     uploads.add(digest, HELPERS)
     uploads.add(digest, HELPERS)
-    shown = uploads.shown(mount)
-    assert shown is not None and content_of(shown.source) == HELPERS and shown.target == "/x"
+    shown = uploads.resolve_mount(mount)
+    assert shown is not None and read_directory(shown.source) == HELPERS and shown.target == "/x"
     place = Path(shown.source)
     assert {oct(path.stat().st_mode & 0o777) for path in (place, place / "data", place.parent)} == {"0o755"}
     assert oct((place / "helper.py").stat().st_mode & 0o777) == "0o644"
-    assert uploads.shown(Mount(source="/etc", target="/x")) is None
+    assert uploads.resolve_mount(Mount(source="/etc", target="/x")) is None
     for other in ("../../etc", "0" * 64, ""):
         with pytest.raises(SandboxError, match="did not come"):
-            uploads.shown(Mount(source=upload_source(other), target="/x"))
+            uploads.resolve_mount(Mount(source=format_upload_source(other), target="/x"))
     both = {"a": b"", "a/b": b""}
     with pytest.raises(SandboxRequestError, match="in place of a directory"):
-        uploads.add(digest_of(both), both)
+        uploads.add(compute_digest(both), both)
     uploads.close()
     assert not place.parent.exists()
 
 
 def test_sandbox_upload_and_specs_with_them_are_messages() -> None:
-    message = {"op": "upload", "sandbox": digest_of(HELPERS), "files": HELPERS}
-    assert checked(decode(encode(message))) == message
+    message = {"op": "upload", "sandbox": compute_digest(HELPERS), "files": HELPERS}
+    assert validate_client_message(decode(encode(message))) == message
     spec = SandboxSpec(mounts=(Mount(source="upload:0", target="/x", upload=True),))
-    assert spec_said(spec)["mounts"] == [{"source": "upload:0", "target": "/x"}]
-    assert spec_of(spec_said(spec)).mounts == (Mount(source="upload:0", target="/x"),)
+    assert spec_to_json(spec)["mounts"] == [{"source": "upload:0", "target": "/x"}]
+    assert spec_from_json(spec_to_json(spec)).mounts == (Mount(source="upload:0", target="/x"),)
 
 
 def test_sandbox_upload_a_mount_to_upload_that_comes_from_outside_shows_no_directory_of_the_worker() -> None:
     worker = Worker(SandboxManager(warm=0))
     with pytest.raises(SandboxRequestError, match="lets sandboxes see nothing there"):
-        worker._permitted(SandboxSpec(mounts=(Mount(source="/etc", target="/x", upload=True),)))
+        worker._check_mounts(SandboxSpec(mounts=(Mount(source="/etc", target="/x", upload=True),)))
 
 
 async def test_sandbox_upload_a_local_manager_mounts_what_a_service_would_be_sent(tmp_path: Path) -> None:
@@ -144,7 +156,7 @@ async def test_sandbox_upload_a_directory_is_uploaded_once_and_seen_by_every_san
             sent: list[str] = []
             transmit = runtime._transmit
             runtime._transmit = lambda message: (sent.append(message["op"]), transmit(message))  # type: ignore[method-assign]
-            runtime._line._transmit = runtime._transmit
+            runtime._service._transmit = runtime._transmit
             code = PythonCode(
                 source="import helper; print(helper.answer(), open('/opt/helpers/data/words.txt').read())"
             )

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll_sandbox import Command, Limits, Mount, PythonCode, SandboxPathError, SandboxRequestError, SandboxSpec
-from roll_sandbox.requests import run_request
+from roll_sandbox.requests import make_run_request
 from roll_sandbox.wire import (
-    checked,
     decode,
     encode,
-    failure_of,
-    failure_said,
-    program_of,
-    program_said,
-    spec_of,
-    spec_said,
+    error_from_json,
+    error_to_json,
+    program_from_json,
+    program_to_json,
+    spec_from_json,
+    spec_to_json,
+    validate_client_message,
 )
 
 _values = st.recursive(
@@ -35,7 +35,7 @@ def test_sandbox_wire_format_a_message_comes_back_as_it_was(message: dict[str, o
 @given(st.binary(max_size=60))
 def test_sandbox_wire_format_noise_is_refused_and_nothing_else_happens(data: bytes) -> None:
     try:
-        checked(decode(data))
+        validate_client_message(decode(data))
     except SandboxRequestError:
         return
     raise AssertionError("noise came through")
@@ -49,15 +49,15 @@ def test_sandbox_wire_format_a_message_that_is_cut_off_is_refused(missing: int) 
 
 def test_sandbox_wire_format_specs_and_programs_come_back_as_they_were() -> None:
     spec = SandboxSpec(limits=Limits(wall_s=3, cpu_s=1.5), mounts=(Mount(source="/a", target="/b"),), preload=("re",))
-    assert spec_of(decode(encode(spec_said(spec)))) == spec
+    assert spec_from_json(decode(encode(spec_to_json(spec)))) == spec
     for program in (
         PythonCode(source="print('\udc80')", files={"x": b"\xff"}, env={"$b": "y"}, result=True, cpu_s=1.0),
         Command(argv=("ls", "-l"), cwd="/tmp", interactive=True, wall_s=2),
     ):
-        request = run_request(program, Limits(wall_s=9.0, cpu_s=8.0), alone=True, fresh=True)
-        back, alone = program_of(decode(encode(program_said(request))), b"in")
+        request = make_run_request(program, Limits(wall_s=9.0, cpu_s=8.0), alone=True, fresh=True)
+        back, alone = program_from_json(decode(encode(program_to_json(request))), b"in")
         assert alone and back.stdin == b"in"
-        assert run_request(back, Limits(), alone=True, fresh=True) == request
+        assert make_run_request(back, Limits(), alone=True, fresh=True) == request
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_sandbox_wire_format_specs_and_programs_come_back_as_they_were() -> None
 )
 def test_sandbox_wire_format_what_no_client_may_say_is_refused(message: dict[str, object], word: str) -> None:
     with pytest.raises(SandboxRequestError, match=word):
-        checked(message)
+        validate_client_message(message)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_sandbox_wire_format_what_no_client_may_say_is_refused(message: dict[str
 )
 def test_sandbox_wire_format_malformed_specs_are_refused_by_field(said: dict[str, object], word: str) -> None:
     with pytest.raises(SandboxRequestError, match=word):
-        spec_of(said)
+        spec_from_json(said)
 
 
 def test_sandbox_wire_format_an_error_is_the_same_on_the_other_side() -> None:
-    error = failure_of(failure_said(SandboxPathError(2, "in the sandbox: No such file", "x")))
+    error = error_from_json(error_to_json(SandboxPathError(2, "in the sandbox: No such file", "x")))
     assert isinstance(error, SandboxPathError) and (error.errno, error.filename) == (2, "x")
-    assert isinstance(failure_of(failure_said(SandboxRequestError("x"))), SandboxRequestError)
+    assert isinstance(error_from_json(error_to_json(SandboxRequestError("x"))), SandboxRequestError)

@@ -33,7 +33,7 @@ from roll_sandbox.connection import AgentJob
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.remote import RemoteRuntime
-from roll_sandbox.service.inside import Inside
+from roll_sandbox.service.local_clients import LocalClients
 from roll_sandbox.service.quotas import Quota
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
@@ -41,7 +41,7 @@ from roll_sandbox.service.store import store
 from roll_sandbox.service.store.writer import Write, Writer
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.worker import Worker
-from roll_sandbox.worker.joining import Joined
+from roll_sandbox.worker.connection import WorkerConnection
 
 __all__ = ["Found", "weather"]
 
@@ -180,14 +180,14 @@ class _Writer(Writer):
         if self._loop is None:
             return
         came, self._waiting = self._waiting, []
-        self._tried = min(self._tried, time.monotonic() - 1.0)
-        self._take(came)
-        if self.away and self._loop is not None:
+        self._last_attempt = min(self._last_attempt, time.monotonic() - 1.0)
+        self._write_batch(came)
+        if self.unavailable_reason and self._loop is not None:
             self._due = True
             self._loop.call_later(0.25, self._write)
 
     def close(self) -> None:
-        self._take(self._waiting)
+        self._write_batch(self._waiting)
         self._waiting, self._loop = [], None
         super().close()
 
@@ -197,14 +197,14 @@ class _Agent:
 
     def __init__(self, world: World, runtime: _Runtime) -> None:
         self.world, self.runtime = world, runtime
-        self.lost = False
+        self.is_lost = False
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.jobs: dict[int, tuple[AgentJob, asyncio.Task[None] | None]] = {}
         runtime.agents.add(self)
 
     def _job(self, channel: int, output_bytes: int) -> AgentJob:
         job = AgentJob(self, channel, output_bytes)
-        if self.lost:
+        if self.is_lost:
             job.finish(None, "the sandbox has ended")
         return job
 
@@ -216,7 +216,7 @@ class _Agent:
     def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
         channel = len(self.jobs) + 1
         job = self._job(channel, output_bytes)
-        if not self.lost:
+        if not self.is_lost:
             self.jobs[channel] = job, asyncio.create_task(self._run(name, job, request))
         return job
 
@@ -244,14 +244,14 @@ class _Agent:
         if op == "kill" and task is not None:
             task.cancel()
         elif op == "bound" and job is not None:
-            asyncio.get_running_loop().call_later(0.001, job.used, 0.0)
+            asyncio.get_running_loop().call_later(0.001, job.resolve_cpu_time, 0.0)
 
     def close(self) -> None:
         pass
 
     def destroy(self) -> None:
-        if not self.lost:
-            self.lost = True
+        if not self.is_lost:
+            self.is_lost = True
             for job, task in self.jobs.values():
                 task.cancel()
                 job.finish(None, "the sandbox ended unexpectedly")
@@ -306,7 +306,7 @@ class World:
         self.slow = self.away = False
         self.clock_s = 1.7e9
         self.service: Service | None = None
-        self.inside: Inside | None = None
+        self.inside: LocalClients | None = None
         self.serving: set[asyncio.Task[None]] = set()
         self.numbers = 0
 
@@ -322,9 +322,9 @@ class World:
         service = Service(settings)
         sqlalchemy.event.listen(service.store.engine, "before_cursor_execute", self._execute)
         sqlalchemy.event.listen(service.store.engine, "commit", self._commit)
-        service.tokens.good = lambda _: True  # type: ignore[method-assign]
+        service.tokens.is_valid = lambda _: True  # type: ignore[method-assign]
         await service.start()
-        self.inside = Inside(service.board)
+        self.inside = LocalClients(service.dispatcher)
         self.service = service
 
     def _execute(self, *_: Any) -> None:
@@ -344,8 +344,8 @@ class World:
         for task in list(self.serving):
             task.cancel()
         await asyncio.gather(*self.serving, return_exceptions=True)
-        for owned in self.inside._owned.values():
-            owned._line.lose(SandboxError("the server ends"))
+        for owned in self.inside._by_owner.values():
+            owned._service.fail_all(SandboxError("the server ends"))
         await service.close()
 
     async def dial(self, place: str) -> _End:
@@ -357,7 +357,7 @@ class World:
 
         async def serve() -> None:
             with contextlib.suppress(RuntimeError):
-                await (service.line if place == "line" else service.worker)(pipe.far)
+                await (service.serve_client if place == "line" else service.serve_worker)(pipe.far)
             pipe.break_()
 
         task = asyncio.create_task(serve())
@@ -377,12 +377,12 @@ class World:
                 except (SandboxError, OSError):
                     continue
                 worker = Worker(manager)
-                joined = Joined(worker, "http://played", "token", name=name, capacity=6)
-                joined._dial = lambda _: self.dial("worker")  # type: ignore[method-assign]
+                joined = WorkerConnection(worker, "http://played", "token", name=name, capacity=6)
+                joined._connect = lambda _: self.dial("worker")  # type: ignore[method-assign]
                 serving = asyncio.create_task(joined.serve())
                 try:
                     await asyncio.wait([serving, dies], return_when=asyncio.FIRST_COMPLETED)
-                    if serving.done() and not joined._left:
+                    if serving.done() and not joined._has_left:
                         self.found.wrong.append(f"a worker ended: {serving.exception()!r}")
                 finally:
                     serving.cancel()
@@ -437,8 +437,10 @@ class World:
 
     async def client(self) -> None:
         """Over a line of its own."""
-        runtime = RemoteRuntime("http://played", "token", patience_s=20.0, lifetime_s=self.draw.choice((None, 5.0)))
-        runtime._dial = lambda: self.dial("line")  # type: ignore[method-assign]
+        runtime = RemoteRuntime(
+            "http://played", "token", reconnect_timeout_s=20.0, lifetime_s=self.draw.choice((None, 5.0))
+        )
+        runtime._connect = lambda: self.dial("line")  # type: ignore[method-assign]
         manager = SandboxManager(runtime, warm=self.draw.choice((0, 0, 1)))
         while True:
             with contextlib.suppress(SandboxUnavailableError, RollSandboxError):
@@ -495,7 +497,7 @@ class World:
             if self.inside is None or self.service is None:
                 await asyncio.sleep(0.5)
                 continue
-            turn = asyncio.create_task(self._asked(self.inside.of(ANN)))
+            turn = asyncio.create_task(self._asked(self.inside.get(ANN)))
             self.serving.add(turn)  # a server that stops cancels what it is asked
             turn.add_done_callback(self.serving.discard)
             await asyncio.wait([turn])
@@ -512,7 +514,7 @@ class World:
             await self.careful(self._run_as(owned, made[0], program, key), "run by name")
             if self.chance(0.5):
                 with contextlib.suppress(RollSandboxError):
-                    owned.board.extend(await owned.entry(name), self.draw.choice((0.5, 20.0)))
+                    owned.dispatcher.extend(await owned.entry(name), self.draw.choice((0.5, 20.0)))
         else:
             found = await self.careful(owned.sandbox(name), "find")
             if found is not None and self.chance(0.3):
@@ -580,16 +582,16 @@ class World:
         service = self.service
         assert service is not None
         until = self.loop.time() + SETTLES_S
-        while service.board.entries and self.loop.time() < until:
+        while service.dispatcher.entries and self.loop.time() < until:
             await asyncio.sleep(1.0)
         await asyncio.sleep(10.0)
-        for entry in service.board.entries.values():
-            self.found.wrong.append(f"is there for ever: {entry.name} {entry.state} stopping={entry.stopping}")
-        if any(service.quotas.taken("ann").values()):
-            self.found.wrong.append(f"still counted: {service.quotas.taken('ann')}")
-        for link in service.board.workers.values():
-            if link.held or link.held_memory_bytes:
-                self.found.wrong.append(f"{link.name} is said to hold {link.held}")
+        for entry in service.dispatcher.entries.values():
+            self.found.wrong.append(f"is there for ever: {entry.name} {entry.state} stopping={entry.is_stopping}")
+        if any(service.quotas.get_usage("ann").values()):
+            self.found.wrong.append(f"still counted: {service.quotas.get_usage('ann')}")
+        for link in service.dispatcher.workers.values():
+            if link.num_sandboxes or link.reserved_memory_bytes:
+                self.found.wrong.append(f"{link.name} is said to hold {link.num_sandboxes}")
         rows = [*service.store.read(sqlalchemy.text("SELECT name, state FROM sandboxes WHERE ended IS NULL"))]
         rows += service.store.read(sqlalchemy.text("SELECT name, state FROM executions WHERE state = 'running'"))
         if rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from roll_sandbox.system_plan import environment
+from roll_sandbox.system_plan import make_environment
 
 __all__ = ["TOOL_CHAINS", "ToolChain", "missing_tool"]
 
@@ -41,9 +41,9 @@ TOOL_CHAINS = {
 def missing_tool(language: str) -> str:
     """Return what to install before programs of this language run; empty if nothing is missing on this machine."""
     tools = TOOL_CHAINS[language]
-    if not tools.needs or shutil.which(tools.needs, path=environment()["PATH"]):
+    if not tools.needs or shutil.which(tools.needs, path=make_environment()["PATH"]):
         return ""
     return (
         f"programs in {language} need '{tools.needs}', which is not on this machine's sandbox path "
-        f"({environment()['PATH']}): install it (Debian: apt-get install {tools.package})"
+        f"({make_environment()['PATH']}): install it (Debian: apt-get install {tools.package})"
     )

@@ -48,7 +48,7 @@ class Meter:
         """Set the limits from now on, at first those of the setup; return the CPU time used until now."""
         left_s = self._ends - asyncio.get_running_loop().time()
         wall_s = max(0.0, min(wall_s + _GRACE_WALL_S, left_s))
-        return await self._job.bound(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
+        return await self._job.set_limits(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
 
     def used_s(self, result: ExecutionResult) -> list[float]:
         """Return the CPU seconds of each case that was started; `result` is the candidate's final result."""

@@ -29,10 +29,10 @@ import os
 import select
 
 from roll_sandbox.agent import kernel, layers, locks, programs, spare, usage
-from roll_sandbox.agent.ending import END_S, NEVER, Ending
 from roll_sandbox.agent.requests import Request, Settings
 from roll_sandbox.agent.run import Run, clock
 from roll_sandbox.agent.shell import Shell
+from roll_sandbox.agent.termination import END_S, NEVER, Ending
 
 _READ_BYTES = 1 << 16
 

@@ -7,15 +7,15 @@ from typing import cast
 
 import click
 
-from roll_sandbox.names import nearest
+from roll_sandbox.names import suggest_nearest
 
 __all__ = ["sandbox"]
 
 _MODULES = {
-    **dict.fromkeys(("serve", "worker"), "serving"),
+    **dict.fromkeys(("serve", "worker"), "serve"),
     **dict.fromkeys(("workers", "drain", "undrain"), "workers"),
-    **dict.fromkeys(("run", "shell"), "running"),
-    **dict.fromkeys(("ls", "logs", "stop", "top"), "looking"),
+    **dict.fromkeys(("run", "shell"), "run"),
+    **dict.fromkeys(("ls", "logs", "stop", "top"), "inspection"),
     "token": "tokens",
     "quota": "quotas",
     "image": "images",
@@ -41,7 +41,7 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve the command line's command; for an unknown name, the error suggests the nearest one."""
         if args[0] not in _MODULES and not args[0].startswith("-"):
-            raise click.UsageError(f"No such command '{args[0]}'.{nearest(args[0], list(_MODULES))}", ctx)
+            raise click.UsageError(f"No such command '{args[0]}'.{suggest_nearest(args[0], list(_MODULES))}", ctx)
         return super().resolve_command(ctx, args)
 
 

@@ -14,8 +14,8 @@ import click
 from pydantic import BaseModel, ConfigDict
 
 from roll_sandbox.errors import ConfigError
+from roll_sandbox.sanitize import escape_control_chars
 from roll_sandbox.version import DISTRIBUTION
-from roll_sandbox.visible import printable
 
 if TYPE_CHECKING:
     from roll_sandbox.remote import RemoteRuntime
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Bytes",
-    "Place",
     "SandboxRow",
-    "age",
+    "ServiceAddress",
     "database_option",
-    "missing_packages",
-    "opened_store",
+    "format_age",
+    "format_size",
+    "make_missing_packages_error",
+    "open_store",
     "service_options",
-    "shown",
-    "size",
+    "to_single_line",
 ]
 
 _PAGE = 1000
@@ -75,7 +75,7 @@ class SandboxRow(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ServiceAddress:
     """A service, and the token to use it with."""
 
     url: str
@@ -89,10 +89,10 @@ class Place:
             ConfigError: the service refuses the request.
         """
         from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
-        from roll_sandbox.remote.calls import call
+        from roll_sandbox.remote.calls import call_service
 
         try:
-            return await call(self.url, self._checked_token(), method, path, body=body, ca_file=self.ca_file)
+            return await call_service(self.url, self._checked_token(), method, path, body=body, ca_file=self.ca_file)
         except (SandboxAccessError, SandboxRequestError, UnknownSandboxError) as error:
             raise ConfigError(str(error)) from None
 
@@ -119,7 +119,7 @@ class Place:
             after = f"&after={found[-1].sandbox}" if found else ""
         return sorted(found, key=lambda each: (each.created, each.sandbox))
 
-    async def name_of(self, beginning: str) -> str:
+    async def resolve_name(self, beginning: str) -> str:
         """Return the name of the sandbox that has this name, or the only one whose name begins with it.
 
         Raises:
@@ -130,7 +130,7 @@ class Place:
         if len(found) == 1:
             return found[0]
         what = f"begins the names of {len(found)} sandboxes" if found else "is no sandbox of yours, or no more"
-        raise ConfigError(f"'{shown(beginning)}' {what}: `roll-sandbox ls` lists them.")
+        raise ConfigError(f"'{to_single_line(beginning)}' {what}: `roll-sandbox ls` lists them.")
 
     def _checked_token(self) -> str:
         if not self.token:
@@ -155,17 +155,17 @@ def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
     @wraps(command)
     def wrapped(*arguments: Any, url: str, token: str, ca_file: str | None, **options: Any) -> Any:
-        return command(*arguments, place=Place(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
+        return command(*arguments, place=ServiceAddress(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
 
     return wrapped
 
 
-def shown(value: object) -> str:
+def to_single_line(value: object) -> str:
     """Return an untrusted value as one line that is harmless on a terminal."""
-    return " ".join(printable(str(value)).split())
+    return " ".join(escape_control_chars(str(value)).split())
 
 
-def age(since: float) -> str:
+def format_age(since: float) -> str:
     """Return the time since `since` (Unix time), as one number with its unit."""
     seconds = max(0, int(time.time() - since))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
@@ -174,22 +174,22 @@ def age(since: float) -> str:
     return f"{seconds}s"
 
 
-def size(num_bytes: float) -> str:
+def format_size(num_bytes: float) -> str:
     """Return a number of bytes in MiB."""
     return f"{num_bytes / 2**20:.1f}M"
 
 
-def missing_packages(error: ImportError) -> ConfigError:
+def make_missing_packages_error(error: ImportError) -> ConfigError:
     return ConfigError(f"`roll-sandbox` needs packages that are not installed ({error}): pip install {DISTRIBUTION}")
 
 
-def opened_store(database: str | None) -> Store:
+def open_store(database: str | None) -> Store:
     """Open a service's database, with the tables of this version."""
     try:
         from roll_sandbox.service.settings import default_database
         from roll_sandbox.service.store import Store
     except ImportError as error:
-        raise missing_packages(error) from None
+        raise make_missing_packages_error(error) from None
     store = Store(database or default_database())
     store.migrate()
     return store

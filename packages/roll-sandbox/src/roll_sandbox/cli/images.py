@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from roll_sandbox.images import ImageCache, reference_of
+from roll_sandbox.images import ImageCache, parse_reference
 
 __all__ = ["image"]
 
@@ -35,9 +35,9 @@ def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) ->
     """Pull the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
     from roll_sandbox.images.registry import RegistrySource
 
-    own = str(reference_of(own or name))
-    found = _cache(budget_gb).add(own, RegistrySource(reference_of(name), insecure=insecure))
-    click.echo(f"{own}  {found.digest}  {_size(found.size_bytes)}")
+    own = str(parse_reference(own or name))
+    found = _open_cache(budget_gb).add(own, RegistrySource(parse_reference(name), insecure=insecure))
+    click.echo(f"{own}  {found.digest}  {_format_size(found.size_bytes)}")
 
 
 @image.command("import")
@@ -50,8 +50,8 @@ def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None
     from roll_sandbox.images.sources import open_source
 
     with open_source(path, tag=tag) as source:
-        found = _cache(budget_gb).add(name, source)
-    click.echo(f"{reference_of(name)}  {found.digest}  {_size(found.size_bytes)}")
+        found = _open_cache(budget_gb).add(name, source)
+    click.echo(f"{parse_reference(name)}  {found.digest}  {_format_size(found.size_bytes)}")
 
 
 @image.command("list")
@@ -61,7 +61,7 @@ def list_images() -> None:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
         state = "in use" if entry.held else ""
         names = " ".join(entry.names) or "-"
-        click.echo(f"{entry.image.digest[7:19]}  {_size(entry.image.size_bytes):>9}  {used}  {state:6}  {names}")
+        click.echo(f"{entry.image.digest[7:19]}  {_format_size(entry.image.size_bytes):>9}  {used}  {state:6}  {names}")
 
 
 @image.command()
@@ -71,9 +71,9 @@ def remove(name: str) -> None:
     ImageCache().remove(name)
 
 
-def _cache(budget_gb: float | None) -> ImageCache:
+def _open_cache(budget_gb: float | None) -> ImageCache:
     return ImageCache(budget_bytes=None if budget_gb is None else int(budget_gb * 1e9))
 
 
-def _size(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roll_sandbox.cli.common import Bytes, database_option, opened_store, shown
+from roll_sandbox.cli.common import Bytes, database_option, open_store, to_single_line
 from roll_sandbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -74,12 +74,12 @@ def set_quota(owner: str, database: str | None, **given: Any) -> None:
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         raise ConfigError(f"nothing is set: give one of {', '.join(f'--{option}' for option in _FIELDS)}.")
-    records = _records(database)
-    fields = {**records.quotas().get(owner, {}), **given}
+    records = _open_records(database)
+    fields = {**records.load_quotas().get(owner, {}), **given}
     records.set_quota(
         owner, {name: None if value == "none" else value for name, value in fields.items() if value != "default"}
     )
-    _show(owner, records.quotas().get(owner, {}))
+    _print_quota(owner, records.load_quotas().get(owner, {}))
 
 
 @quota.command("show")
@@ -87,30 +87,32 @@ def set_quota(owner: str, database: str | None, **given: Any) -> None:
 @database_option
 def show_quota(owner: str, database: str | None) -> None:
     """Show the quota that is set for OWNER."""
-    _show(owner, _records(database).quotas().get(owner, {}))
+    _print_quota(owner, _open_records(database).load_quotas().get(owner, {}))
 
 
 @quota.command("list")
 @database_option
 def list_quotas(database: str | None) -> None:
     """Show all owners for whom a quota is set."""
-    for owner, fields in sorted(_records(database).quotas().items()):
-        _show(owner, fields)
+    for owner, fields in sorted(_open_records(database).load_quotas().items()):
+        _print_quota(owner, fields)
 
 
-def _show(owner: str, fields: dict[str, Any]) -> None:
-    said = "  ".join(f"{option}={_text(fields[field])}" for option, (field, *_) in _FIELDS.items() if field in fields)
+def _print_quota(owner: str, fields: dict[str, Any]) -> None:
+    said = "  ".join(
+        f"{option}={_format_value(fields[field])}" for option, (field, *_) in _FIELDS.items() if field in fields
+    )
     click.echo(f"{owner}  {said or 'as all'}")
 
 
-def _text(value: float | None) -> str:
+def _format_value(value: float | None) -> str:
     if not isinstance(value, int | float | None):
-        return shown(value)  # a row that was edited by hand
+        return to_single_line(value)  # a row that was edited by hand
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _records(database: str | None) -> Records:
-    store = opened_store(database)
+def _open_records(database: str | None) -> Records:
+    store = open_store(database)
     from roll_sandbox.service.records import Records
 
     return Records(store)

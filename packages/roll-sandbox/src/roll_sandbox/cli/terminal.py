@@ -1,6 +1,6 @@
 """Connects this process's terminal to a program in a sandbox, and always restores it.
 
-keys ──► (Enter ~ . leaves) ──► the program's terminal ──► output ──► this terminal, then `Job.shown`
+keys ──► (Enter ~ . leaves) ──► the program's terminal ──► output ──► this terminal, then `Job.update_terminal`
 SIGWINCH ──► the size of both
 """
 
@@ -18,19 +18,21 @@ from collections.abc import Iterator
 
 from roll_sandbox import ExecutionResult, Job
 
-__all__ = ["Keys", "converse", "size_here"]
+__all__ = ["KeyFilter", "attach_terminal", "get_terminal_size"]
 
-_SAY_AFTER_BYTES = 2**17
+_REPORT_EVERY_BYTES = 2**17
 """Bytes shown between two reports; far below the most that a program may be ahead of its reader."""
-_CALM = b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
+_RESET_SEQUENCES = (
+    b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
+)
 """Main screen, no mouse, no bracketed paste, no focus events, plain keys, a cursor, no color."""
 
 
-class Keys:
+class KeyFilter:
     """Typed keys, without `~.` at the beginning of a line, which leaves. `~~` is one `~`."""
 
     def __init__(self) -> None:
-        self.left = False
+        self.has_left = False
         self._fresh = True
         self._tilde = False
 
@@ -41,7 +43,7 @@ class Keys:
             if self._tilde:
                 self._tilde = False
                 if code == ord("."):
-                    self.left = True
+                    self.has_left = True
                     break
                 said += b"~" if code == ord("~") else bytes((ord("~"), code))
                 self._fresh = code in b"\r\n"
@@ -53,7 +55,7 @@ class Keys:
         return bytes(said)
 
 
-def size_here() -> tuple[int, int]:
+def get_terminal_size() -> tuple[int, int]:
     """Return the rows and columns of the terminal.
 
     LINES and COLUMNS are only a fallback: they do not change when the terminal is resized.
@@ -74,19 +76,19 @@ def _raw(terminal: int) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):  # the terminal is gone
-            os.write(sys.stdout.fileno(), _CALM)
+            os.write(sys.stdout.fileno(), _RESET_SEQUENCES)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
 
 
-async def converse(job: Job) -> ExecutionResult | None:
+async def attach_terminal(job: Job) -> ExecutionResult | None:
     """Connect this terminal to a program with a terminal, until it ends.
 
     Returns:
         the program's result; `None` if the user left or this terminal is gone, and the program goes on.
     """
     loop = asyncio.get_running_loop()
-    keyboard, keys, leaving = sys.stdin.fileno(), Keys(), asyncio.Event()
+    keyboard, keys, leaving = sys.stdin.fileno(), KeyFilter(), asyncio.Event()
 
     def typed() -> None:
         try:
@@ -95,16 +97,16 @@ async def converse(job: Job) -> ExecutionResult | None:
             data = b""
         if said := keys.feed(data):
             job.write(said)
-        if keys.left or not data:
+        if keys.has_left or not data:
             loop.remove_reader(keyboard)
             leaving.set()
 
     with _raw(keyboard):
         loop.add_reader(keyboard, typed)
-        loop.add_signal_handler(signal.SIGWINCH, lambda: job.shown(*size_here()))
+        loop.add_signal_handler(signal.SIGWINCH, lambda: job.update_terminal(*get_terminal_size()))
         for number in (signal.SIGHUP, signal.SIGTERM):
             loop.add_signal_handler(number, leaving.set)
-        job.shown(*size_here())
+        job.update_terminal(*get_terminal_size())
         showing, left = asyncio.create_task(_show(job)), asyncio.create_task(leaving.wait())
         try:
             await asyncio.wait([showing, left], return_when=asyncio.FIRST_COMPLETED)
@@ -123,8 +125,8 @@ async def _show(job: Job) -> ExecutionResult:
     async for chunk in job.stream():
         await asyncio.to_thread(_write, chunk.data)  # a stopped terminal (Ctrl-S) must not block the loop
         unsaid += len(chunk.data)
-        if unsaid >= _SAY_AFTER_BYTES:
-            job.shown(*size_here(), unsaid)
+        if unsaid >= _REPORT_EVERY_BYTES:
+            job.update_terminal(*get_terminal_size(), unsaid)
             unsaid = 0
     return await job.wait()
 

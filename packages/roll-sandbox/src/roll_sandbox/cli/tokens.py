@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roll_sandbox.cli.common import database_option, opened_store, shown
+from roll_sandbox.cli.common import database_option, open_store, to_single_line
 
 if TYPE_CHECKING:
     from roll_sandbox.service.tokens import Tokens
@@ -31,7 +31,7 @@ def token() -> None:
 def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: str, database: str | None) -> None:
     """Create a token for OWNER and print it."""
     lifetime_s = None if days is None else days * 86400
-    click.echo(_tokens(database).create(owner, scopes, lifetime_s=lifetime_s, note=note))
+    click.echo(_open_tokens(database).create(owner, scopes, lifetime_s=lifetime_s, note=note))
 
 
 @token.command("list")
@@ -39,10 +39,10 @@ def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: 
 def list_tokens(database: str | None) -> None:
     """Show all tokens, without their secrets."""
     now = time.time()
-    for row in _tokens(database).list():
+    for row in _open_tokens(database).list():
         state = "revoked" if row.revoked else "expired" if row.expires and row.expires <= now else "good"
         until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row.expires)) if row.expires else ""
-        click.echo(f"{row.id}  {row.owner:20} {state:8} {row.scopes:20} {until:22} {shown(row.note)}".rstrip())
+        click.echo(f"{row.id}  {row.owner:20} {state:8} {row.scopes:20} {until:22} {to_single_line(row.note)}".rstrip())
 
 
 @token.command("rotate")
@@ -51,7 +51,7 @@ def list_tokens(database: str | None) -> None:
 @database_option
 def rotate_token(id: str, grace_s: float, database: str | None) -> None:
     """Create a token that replaces ID and print it."""
-    click.echo(_tokens(database).rotate(id, grace_s=grace_s))
+    click.echo(_open_tokens(database).rotate(id, grace_s=grace_s))
 
 
 @token.command("revoke")
@@ -59,11 +59,11 @@ def rotate_token(id: str, grace_s: float, database: str | None) -> None:
 @database_option
 def revoke_token(id: str, database: str | None) -> None:
     """Revoke the token ID."""
-    _tokens(database).revoke(id)
+    _open_tokens(database).revoke(id)
 
 
-def _tokens(database: str | None) -> Tokens:
-    store = opened_store(database)
+def _open_tokens(database: str | None) -> Tokens:
+    store = open_store(database)
     from roll_sandbox.service.tokens import Tokens
 
     return Tokens(store)

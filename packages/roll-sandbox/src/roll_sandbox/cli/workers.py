@@ -7,7 +7,7 @@ import time
 
 import click
 
-from roll_sandbox.cli.common import Place, service_options
+from roll_sandbox.cli.common import ServiceAddress, service_options
 
 __all__ = ["drain", "undrain", "workers"]
 
@@ -16,7 +16,7 @@ _LOOK_AGAIN_S = 0.5
 
 @click.command()
 @service_options
-def workers(place: Place) -> None:
+def workers(place: ServiceAddress) -> None:
     """List the workers of a service."""
     rows = asyncio.run(place.call("GET", "/v1/workers"))
     click.echo(f"{'WORKER':28} {'STATE':9} {'SANDBOXES':>11} {'LOAD':>5} {'CORES':>5} {'FREE MEMORY':>12}  LAST SEEN")
@@ -33,12 +33,12 @@ def workers(place: Place) -> None:
 @click.argument("name")
 @click.option("--wait", is_flag=True, help="Until its last sandbox has ended.")
 @service_options
-def drain(place: Place, name: str, wait: bool) -> None:
+def drain(place: ServiceAddress, name: str, wait: bool) -> None:
     """Give the worker NAME no new sandboxes. Its present ones go on until they end."""
     asyncio.run(_drain(place, name, wait))
 
 
-async def _drain(place: Place, name: str, wait: bool) -> None:
+async def _drain(place: ServiceAddress, name: str, wait: bool) -> None:
     row = await place.call("POST", f"/v1/workers/{name}/drain")
     while wait and row["sandboxes"]:
         await asyncio.sleep(_LOOK_AGAIN_S)
@@ -50,7 +50,7 @@ async def _drain(place: Place, name: str, wait: bool) -> None:
 @click.command()
 @click.argument("name")
 @service_options
-def undrain(place: Place, name: str) -> None:
+def undrain(place: ServiceAddress, name: str) -> None:
     """Give the worker NAME new sandboxes again."""
     asyncio.run(place.call("POST", f"/v1/workers/{name}/undrain"))
     click.echo(f"{name} gets sandboxes again.")

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from roll_sandbox.images.cache import CachedImage, Hold, ImageCache, Source
 from roll_sandbox.images.image import Image
-from roll_sandbox.images.names import Reference, reference_of
+from roll_sandbox.images.names import Reference, parse_reference
 
-__all__ = ["CachedImage", "Hold", "Image", "ImageCache", "Reference", "Source", "reference_of"]
+__all__ = ["CachedImage", "Hold", "Image", "ImageCache", "Reference", "Source", "parse_reference"]

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from roll_sandbox.errors import BadImageError
 
-__all__ = ["SELF", "account_of", "accounts_for"]
+__all__ = ["DEFAULT_ACCOUNT", "make_account_files", "resolve_account"]
 
-SELF = (1000, 1000)
+DEFAULT_ACCOUNT = (1000, 1000)
 """UID and GID, as in sandboxes without an image."""
 _MAX_BYTES = 2**20
 _MAX_NUMBER = 2**31
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
-    """Return the UID and GID of an image's user; `SELF` instead of root's.
+def resolve_account(user: str, layers: Sequence[str]) -> tuple[int, int]:
+    """Return the UID and GID of an image's user; `DEFAULT_ACCOUNT` instead of root's.
 
     All files of an image belong to this user, so programs need not be root to change them. As root they could reach the
     first process, the agent, through /proc: the kernel shows processes that cannot be dumped as root's.
@@ -30,7 +30,7 @@ def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
         BadImageError: the image has no such user.
     """
     name, _, group = user.partition(":")
-    users, groups = (_entries(_read(layers, file)) for file in ("passwd", "group"))
+    users, groups = (_parse_entries(_read(layers, file)) for file in ("passwd", "group"))
     found = next((each for each in users if name in (each[0], each[2])), None)
     if name and found is None and not _is_number(name):
         raise BadImageError(f"the image's programs are to be run by '{user[:80]}', whom its /etc/passwd does not have.")
@@ -43,10 +43,10 @@ def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
                 f"the image's programs are to be of '{group[:80]}', which its /etc/group does not have."
             )
         gid = int(other[2]) if other else int(group)
-    return (uid, gid) if uid else SELF
+    return (uid, gid) if uid else DEFAULT_ACCOUNT
 
 
-def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[str, bytes]:
+def make_account_files(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[str, bytes]:
     """Return, by path, the account files that an image needs so that its user has a name; empty if it has them."""
     texts = {file: _read(layers, file) for file in ("passwd", "group")}
     lines = {"passwd": f"user:x:{uid}:{gid}:user:{home}:/bin/sh\n", "group": f"user:x:{gid}:\n"}
@@ -54,7 +54,7 @@ def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[s
         lines["group"] = "root:x:0:\n"
     missing = {}
     for file, number in (("passwd", uid), ("group", gid)):
-        if not any(each[2] == str(number) for each in _entries(texts[file])):
+        if not any(each[2] == str(number) for each in _parse_entries(texts[file])):
             text = texts[file]
             missing[f"/etc/{file}"] = (
                 text + (b"\n" if text and not text.endswith(b"\n") else b"") + lines[file].encode()
@@ -62,7 +62,7 @@ def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[s
     return missing
 
 
-def _entries(text: bytes) -> list[list[str]]:
+def _parse_entries(text: bytes) -> list[list[str]]:
     """Return the entries that have a number in the third field."""
     lines = (line.split(":") for line in text.decode(errors="surrogateescape").splitlines())
     return [fields for fields in lines if len(fields) > 2 and _is_number(fields[2])]

@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from roll_sandbox.errors import BadImageError, SandboxUnavailableError, UnknownImageError
-from roll_sandbox.images.accounts import account_of
+from roll_sandbox.images.accounts import resolve_account
 from roll_sandbox.images.image import Image
-from roll_sandbox.images.names import DIGEST, reference_of
-from roll_sandbox.images.unpack import Bounds, decompressed, unpack
+from roll_sandbox.images.names import DIGEST, parse_reference
+from roll_sandbox.images.unpack import UnpackBudget, decompress, unpack
 
 __all__ = ["CachedImage", "Hold", "ImageCache", "Source", "cache_root", "default_budget_bytes"]
 
 _BUDGET_BYTES = 20 * 2**30
 _UNFINISHED = ".new-"
-_ABANDONED_S = 86400.0
+_STALE_AFTER_S = 86400.0
 
 
 def cache_root() -> Path:
@@ -121,10 +121,10 @@ class ImageCache:
             UnknownImageError: no such image; the message says what to do.
             SandboxRequestError: the name is malformed.
         """
-        digest = name if DIGEST.fullmatch(name) else self._known_names().get(str(reference_of(name)), "")
-        if digest and self._file(digest).exists():
+        digest = name if DIGEST.fullmatch(name) else self._read_names().get(str(parse_reference(name)), "")
+        if digest and self._image_file(digest).exists():
             if digest not in self._images:
-                self._images[digest] = Image.loads(self._file(digest).read_text())
+                self._images[digest] = Image.loads(self._image_file(digest).read_text())
             return self._images[digest]
         raise UnknownImageError(
             f"there is no image '{name[:200]}' where the sandbox would run. `roll-sandbox image pull NAME` there, or "
@@ -140,7 +140,7 @@ class ImageCache:
         """
         descriptor = -1
         try:
-            descriptor = os.open(self._file(image.digest), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._image_file(image.digest), os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             if os.fstat(descriptor).st_nlink == 0:
                 raise FileNotFoundError
@@ -157,7 +157,7 @@ class ImageCache:
 
     def layer_directories(self, image: Image) -> tuple[str, ...]:
         """Return the directories of the image's layers, lowest first."""
-        return tuple(str(self._layer(digest) / "files") for digest in image.layers)
+        return tuple(str(self._layer_directory(digest) / "files") for digest in image.layers)
 
     def add(self, name: str, source: Source) -> Image:
         """Unpack the layers that are not cached yet, and give the image this name.
@@ -166,21 +166,21 @@ class ImageCache:
             BadImageError: the image is broken, hostile or too large.
             SandboxUnavailableError: the cache cannot be written.
         """
-        whole = str(reference_of(name))
-        bounds = Bounds(self._budget_bytes)
-        with self._changing():
+        whole = str(parse_reference(name))
+        bounds = UnpackBudget(self._budget_bytes)
+        with self._lock_for_changes():
             for number, digest in enumerate(source.image.layers):
-                if not self._layer(digest).exists():
+                if not self._layer_directory(digest).exists():
                     self._install(digest, lambda number=number: source.open_layer(number), bounds)
             image = source.image
-            uid, gid = account_of(image.user, self.layer_directories(image))
-            size = sum(self._size(digest) for digest in set(image.layers))
+            uid, gid = resolve_account(image.user, self.layer_directories(image))
+            size = sum(self._layer_bytes(digest) for digest in set(image.layers))
             image = replace(image, uid=uid, gid=gid, size_bytes=size)
-            if not self._file(image.digest).exists():  # never replaced: a hold is a lock on this very file
-                self._write(self._file(image.digest), image.dumps())
-            os.utime(self._file(image.digest))
-            self._write(self.root / "names.json", json.dumps({**self._known_names(), whole: image.digest}))
-            self._trim(keep=image.digest)
+            if not self._image_file(image.digest).exists():  # never replaced: a hold is a lock on this very file
+                self._write(self._image_file(image.digest), image.dumps())
+            os.utime(self._image_file(image.digest))
+            self._write(self.root / "names.json", json.dumps({**self._read_names(), whole: image.digest}))
+            self._evict(keep=image.digest)
         return image
 
     def remove(self, name: str) -> None:
@@ -190,10 +190,10 @@ class ImageCache:
             UnknownImageError: no such image.
             SandboxUnavailableError: sandboxes use the image.
         """
-        with self._changing():
+        with self._lock_for_changes():
             image = self.resolve(name)
-            names = dict(self._known_names())
-            names.pop(name if DIGEST.fullmatch(name) else str(reference_of(name)), None)
+            names = dict(self._read_names())
+            names.pop(name if DIGEST.fullmatch(name) else str(parse_reference(name)), None)
             if DIGEST.fullmatch(name) or image.digest not in names.values():
                 if not self._remove_image(image.digest):
                     raise SandboxUnavailableError(f"sandboxes use the image '{name}': stop them first.")
@@ -201,20 +201,20 @@ class ImageCache:
             self._write(self.root / "names.json", json.dumps(names))
             self._remove_layers()
 
-    def words(self) -> tuple[str, ...]:
+    def list_requestable_names(self) -> tuple[str, ...]:
         """Return every name and digest that an image of this machine can be requested by."""
-        names = self._known_names()
+        names = self._read_names()
         return tuple(sorted({*names, *(name.removesuffix(":latest") for name in names), *names.values()}))
 
     def list(self) -> list[CachedImage]:
         """List all images, most recently used first."""
-        names = self._known_names()
+        names = self._read_names()
         found = []
-        for path in self._files():
+        for path in self._image_files():
             with contextlib.suppress(FileNotFoundError):
                 image = Image.loads(path.read_text())
                 own = tuple(sorted(name for name, digest in names.items() if digest == image.digest))
-                with self._alone(path) as free:
+                with self._try_exclusive(path) as free:
                     found.append(CachedImage(image=image, names=own, used_at=path.stat().st_mtime, held=not free))
         return sorted(found, key=lambda each: -each.used_at)
 
@@ -238,38 +238,38 @@ class ImageCache:
                 if not target.exists():  # no other process was faster
                     raise
         except OSError as error:
-            raise _unwritable(self.root, error) from error
+            raise _make_cache_error(self.root, error) from error
         return str(target)
 
-    # Methods below that change anything need the lock (`_changing`).
+    # Methods below that change anything need the lock (`_lock_for_changes`).
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _lock_for_changes(self) -> Iterator[None]:
         try:
             for name in ("layers", "images", "roots", "tmp"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _unwritable(self.root, error) from error
+            raise _make_cache_error(self.root, error) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            self._sweep()
+            self._remove_leftovers()
             yield
         except OSError as error:
-            raise _unwritable(self.root, error) from error
+            raise _make_cache_error(self.root, error) from error
         finally:
             os.close(lock)
 
-    def _sweep(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove the leftovers of processes that were killed while they held the lock."""
         for path in (self.root / "tmp").iterdir():
             _remove_tree(path)
         for path in (self.root / "roots").glob(_UNFINISHED + "*"):
-            if path.stat().st_mtime < time.time() - _ABANDONED_S:
+            if path.stat().st_mtime < time.time() - _STALE_AFTER_S:
                 _remove_tree(path)
 
     def _install(
-        self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], bounds: Bounds
+        self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], bounds: UnpackBudget
     ) -> None:
         directory = tempfile.mkdtemp(dir=self.root / "tmp")
         try:
@@ -278,11 +278,11 @@ class ImageCache:
             os.chmod(files, 0o755)
             before = bounds.bytes_left
             with open_blob() as blob:
-                found = unpack(decompressed(blob), files, bounds)
+                found = unpack(decompress(blob), files, bounds)
             if found != digest:
                 raise BadImageError(f"a layer unpacks to {found}, and the image's configuration says {digest}.")
             Path(directory, "size").write_text(str(before - bounds.bytes_left))
-            os.rename(directory, self._layer(digest))
+            os.rename(directory, self._layer_directory(digest))
         except BaseException:
             _remove_tree(Path(directory))
             raise
@@ -293,30 +293,30 @@ class ImageCache:
             file.write(text)
         os.rename(name, path)
 
-    def _trim(self, keep: str) -> None:
+    def _evict(self, keep: str) -> None:
         """Remove least recently used images that are not held, until the layers are within the budget."""
-        for path in sorted(self._files(), key=lambda each: each.stat().st_mtime):
-            if self._total() <= self._budget_bytes:
+        for path in sorted(self._image_files(), key=lambda each: each.stat().st_mtime):
+            if self._total_bytes() <= self._budget_bytes:
                 return
             digest = Image.loads(path.read_text()).digest
             if digest != keep and self._remove_image(digest):
-                names = {name: each for name, each in self._known_names().items() if each != digest}
+                names = {name: each for name, each in self._read_names().items() if each != digest}
                 self._write(self.root / "names.json", json.dumps(names))
                 self._remove_layers()
 
     def _remove_image(self, digest: str) -> bool:
         """Remove an image, and return False if it is held."""
-        with self._alone(self._file(digest)) as free:
+        with self._try_exclusive(self._image_file(digest)) as free:
             if free:
                 self._images.pop(digest, None)
-                self._file(digest).unlink(missing_ok=True)
+                self._image_file(digest).unlink(missing_ok=True)
                 for root in (self.root / "roots").glob(_file_name(digest) + "*"):
                     self._discard(root)
             return free
 
     def _remove_layers(self) -> None:
         """Remove the layers of no image."""
-        used = {_file_name(layer) for path in self._files() for layer in Image.loads(path.read_text()).layers}
+        used = {_file_name(layer) for path in self._image_files() for layer in Image.loads(path.read_text()).layers}
         for path in (self.root / "layers").iterdir():
             if path.name not in used:
                 self._discard(path)
@@ -327,7 +327,7 @@ class ImageCache:
         _remove_tree(moved)
 
     @contextlib.contextmanager
-    def _alone(self, path: Path) -> Iterator[bool]:
+    def _try_exclusive(self, path: Path) -> Iterator[bool]:
         """Run the body with whether the image is free (not held); if it is, nothing can hold it meanwhile."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -344,25 +344,25 @@ class ImageCache:
         finally:
             os.close(descriptor)
 
-    def _total(self) -> int:
-        return sum(self._size_at(path) for path in (self.root / "layers").iterdir())
+    def _total_bytes(self) -> int:
+        return sum(self._read_layer_bytes(path) for path in (self.root / "layers").iterdir())
 
-    def _size(self, digest: str) -> int:
-        return self._size_at(self._layer(digest))
+    def _layer_bytes(self, digest: str) -> int:
+        return self._read_layer_bytes(self._layer_directory(digest))
 
-    def _size_at(self, layer: Path) -> int:
+    def _read_layer_bytes(self, layer: Path) -> int:
         return int((layer / "size").read_text())
 
-    def _files(self) -> Sequence[Path]:
+    def _image_files(self) -> Sequence[Path]:
         return list((self.root / "images").glob("sha256-*.json"))
 
-    def _file(self, digest: str) -> Path:
+    def _image_file(self, digest: str) -> Path:
         return self.root / "images" / f"{_file_name(digest)}.json"
 
-    def _layer(self, digest: str) -> Path:
+    def _layer_directory(self, digest: str) -> Path:
         return self.root / "layers" / _file_name(digest)
 
-    def _known_names(self) -> Mapping[str, str]:
+    def _read_names(self) -> Mapping[str, str]:
         path = self.root / "names.json"
         try:
             found = path.stat()
@@ -385,7 +385,7 @@ def _remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _unwritable(root: Path, error: OSError) -> SandboxUnavailableError:
+def _make_cache_error(root: Path, error: OSError) -> SandboxUnavailableError:
     return SandboxUnavailableError(
         f"the images of sandboxes in '{root}' cannot be changed: {error}. Make room there or allow writing, or set "
         "ROLL_CACHE to another directory."

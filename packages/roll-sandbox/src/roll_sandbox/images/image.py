@@ -11,7 +11,7 @@ from typing import Any
 from roll_sandbox.errors import BadImageError
 from roll_sandbox.images.names import DIGEST
 
-__all__ = ["DEFAULT_PATH", "Image", "image_of"]
+__all__ = ["DEFAULT_PATH", "Image", "parse_image"]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -49,7 +49,7 @@ class Image:
         return Image(**fields)
 
 
-def image_of(config: object, digest: str) -> Image:
+def parse_image(config: object, digest: str) -> Image:
     """Parse an image's configuration (OCI image specification, "Image Configuration").
 
     Raises:
@@ -65,11 +65,11 @@ def image_of(config: object, digest: str) -> Image:
     said = config.get("config") or {}
     if not isinstance(said, dict):
         raise BadImageError(f"the image {digest} has a broken configuration.")
-    cwd, user = _text(said.get("WorkingDir")), _text(said.get("User"))
-    return Image(digest=digest, layers=tuple(layers), env=_environment(said.get("Env")), cwd=cwd, user=user)
+    cwd, user = _parse_text(said.get("WorkingDir")), _parse_text(said.get("User"))
+    return Image(digest=digest, layers=tuple(layers), env=_parse_environment(said.get("Env")), cwd=cwd, user=user)
 
 
-def _environment(said: Any) -> dict[str, str]:
+def _parse_environment(said: Any) -> dict[str, str]:
     """Parse variables of the form `NAME=value`."""
     if said is None:
         said = []
@@ -77,14 +77,14 @@ def _environment(said: Any) -> dict[str, str]:
         raise BadImageError("the image's variables are no list.")
     found = {}
     for each in said:
-        name, equals, value = _text(each).partition("=")
+        name, equals, value = _parse_text(each).partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise BadImageError(f"the image has the variable {each[:80]!r}, which no program can be given.")
         found[name] = value
     return found
 
 
-def _text(value: Any) -> str:
+def _parse_text(value: Any) -> str:
     if value is None:
         return ""
     good = isinstance(value, str) and "\0" not in value and len(value) <= 2**16

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roll_sandbox.errors import SandboxRequestError
 
-__all__ = ["DIGEST", "Reference", "reference_of"]
+__all__ = ["DIGEST", "Reference", "parse_reference"]
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
@@ -33,7 +33,7 @@ class Reference:
         return f"{above}{self.repository}{between}{self.version}"
 
 
-def reference_of(name: str) -> Reference:
+def parse_reference(name: str) -> Reference:
     """Parse an image name and complete it.
 
     Raises:

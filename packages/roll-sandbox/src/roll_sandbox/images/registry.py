@@ -31,9 +31,9 @@ from roll_sandbox.errors import (
     SandboxUnavailableError,
     UnknownImageError,
 )
-from roll_sandbox.images.image import image_of
+from roll_sandbox.images.image import parse_image
 from roll_sandbox.images.names import DIGEST, Reference
-from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parsed
+from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parse_json
 from roll_sandbox.proxies import proxy_for
 
 __all__ = ["RegistrySource"]
@@ -44,9 +44,9 @@ _MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+_BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 """Pauses before retries, if a registry is busy or a connection breaks."""
-_PATIENCE_S = 60.0
+_READ_TIMEOUT_S = 60.0
 """Timeout of one read."""
 _PIECE_BYTES = 2**20
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
@@ -59,7 +59,7 @@ class RegistrySource:
         reference: name of the image.
         insecure: whether to use the registry without TLS.
         max_blob_bytes: most bytes of one layer, as it is sent.
-        pauses_s: pause before each retry.
+        backoff_s: pause before each retry.
 
     Raises:
         SandboxRequestError: the reference has no registry.
@@ -75,17 +75,17 @@ class RegistrySource:
         *,
         insecure: bool = False,
         max_blob_bytes: int = 20 * 2**30,
-        pauses_s: Sequence[float] = _PAUSES_S,
+        backoff_s: Sequence[float] = _BACKOFF_S,
     ) -> None:
         self._reference = reference
         if not reference.registry:
             raise SandboxRequestError(f"'{reference}' names no registry: registry.example/{reference} would.")
         self._host = reference.registry
-        self._plain = insecure or _is_this_machine(self._host)
+        self._allow_http = insecure or _is_this_machine(self._host)
         self._max_blob_bytes = max_blob_bytes
-        self._pauses_s = pauses_s
+        self._backoff_s = backoff_s
         self._authorization = ""
-        self._opener = urllib.request.build_opener(_Redirects(self._plain), _Proxies())
+        self._opener = urllib.request.build_opener(_Redirects(self._allow_http), _Proxies())
         manifest = self._manifest(reference.version)
         if isinstance(manifest, dict) and "manifests" in manifest:
             manifest = self._manifest(str(choose_platform(manifest).get("digest")), exactly=True)
@@ -96,7 +96,7 @@ class RegistrySource:
                 f"{reference} is no image of a kind that sandboxes can use (its manifest has no layers)."
             )
         with self._blob(config, MAX_JSON_BYTES) as blob:
-            self.image = image_of(parsed(blob.read(), "the configuration"), str(config.get("digest")))
+            self.image = parse_image(parse_json(blob.read(), "the configuration"), str(config.get("digest")))
         self._layers = [each for each in layers if isinstance(each, dict)]
         if len(self._layers) != len(self.image.layers):
             raise BadImageError(f"{reference} has {len(layers)} layers, and its configuration names another number.")
@@ -114,7 +114,7 @@ class RegistrySource:
             self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFESTS))
             if DIGEST.fullmatch(version):
                 check_blob(file, version)
-            return parsed(file.read(), "the manifest")
+            return parse_json(file.read(), "the manifest")
 
     @contextlib.contextmanager
     def _blob(self, descriptor: Mapping[str, Any], most: int) -> Iterator[IO[bytes]]:
@@ -132,15 +132,15 @@ class RegistrySource:
 
     def _fetch(self, path: str, file: IO[bytes], most: int, accept: str = "*/*") -> None:
         """Fetch content into a file, with retries where they may help, and rewind the file."""
-        url = f"{'http' if self._plain else 'https'}://{self._host}/v2/{self._reference.repository}/{path}"
-        for pause_s in (*self._pauses_s, None):
+        url = f"{'http' if self._allow_http else 'https'}://{self._host}/v2/{self._reference.repository}/{path}"
+        for pause_s in (*self._backoff_s, None):
             try:
                 self._fetch_once(url, file, most, accept)
                 return
             except (OSError, http.client.HTTPException) as error:
                 status = error.code if isinstance(error, urllib.error.HTTPError) else None
                 if pause_s is None or (status is not None and status != 429 and status < 500):
-                    raise self._explained(error, status) from None
+                    raise self._explain_error(error, status) from None
                 time.sleep(pause_s)
 
     def _fetch_once(self, url: str, file: IO[bytes], most: int, accept: str) -> None:
@@ -149,7 +149,7 @@ class RegistrySource:
         except urllib.error.HTTPError as error:
             if error.code != 401:
                 raise
-            self._authorization = self._authorized(error.headers.get("WWW-Authenticate") or "")
+            self._authorization = self._authorize(error.headers.get("WWW-Authenticate") or "")
             response = self._open(url, accept)
         with response:
             file.seek(0)
@@ -167,44 +167,46 @@ class RegistrySource:
         request = urllib.request.Request(url, headers={"Accept": accept, "User-Agent": "roll"})
         if self._authorization:
             request.add_unredirected_header("Authorization", self._authorization)
-        return self._opener.open(request, timeout=_PATIENCE_S)
+        return self._opener.open(request, timeout=_READ_TIMEOUT_S)
 
-    def _authorized(self, challenge: str) -> str:
+    def _authorize(self, challenge: str) -> str:
         """Return the authorization that a registry's challenge requires (Docker's token, or a password)."""
         kind, _, rest = challenge.partition(" ")
-        password = _password(self._reference.registry)
+        password = _read_credentials(self._reference.registry)
         if kind.lower() == "basic" and password:
             return f"Basic {password}"
         fields = dict(_CHALLENGE.findall(rest))
         realm = fields.get("realm", "")
-        if kind.lower() != "bearer" or not realm.startswith(("https://", "http://") if self._plain else "https://"):
-            raise self._refused()
+        if kind.lower() != "bearer" or not realm.startswith(
+            ("https://", "http://") if self._allow_http else "https://"
+        ):
+            raise self._make_access_error()
         scope = fields.get("scope") or f"repository:{self._reference.repository}:pull"
         query = {"service": fields.get("service", ""), "scope": scope}
         request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(query)}", headers={"User-Agent": "roll"})
         if password:
             request.add_unredirected_header("Authorization", f"Basic {password}")
         try:
-            with self._opener.open(request, timeout=_PATIENCE_S) as response:
-                said = parsed(response.read(MAX_JSON_BYTES), "the token")
+            with self._opener.open(request, timeout=_READ_TIMEOUT_S) as response:
+                said = parse_json(response.read(MAX_JSON_BYTES), "the token")
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
-                raise self._refused() from None
+                raise self._make_access_error() from None
             raise
         token = said.get("token") or said.get("access_token") if isinstance(said, dict) else None
         if not isinstance(token, str) or not token.isprintable() or not token.isascii():
-            raise self._refused()
+            raise self._make_access_error()
         return f"Bearer {token}"
 
-    def _refused(self) -> SandboxAccessError:
+    def _make_access_error(self) -> SandboxAccessError:
         return SandboxAccessError(
             f"{self._reference.registry} does not let '{self._reference.repository}' be pulled: it does not exist, or "
             f"needs a password (docker login {self._reference.registry} writes it where it is looked for)."
         )
 
-    def _explained(self, error: Exception, status: int | None) -> Exception:
+    def _explain_error(self, error: Exception, status: int | None) -> Exception:
         if status in (401, 403):
-            return self._refused()
+            return self._make_access_error()
         if status == 404:
             return UnknownImageError(f"{self._reference.registry} has no image '{self._reference}'.")
         why = getattr(error, "reason", None) or error
@@ -247,7 +249,7 @@ def _is_this_machine(host: str) -> bool:
     return name == "localhost"
 
 
-def _password(registry: str) -> str:
+def _read_credentials(registry: str) -> str:
     """Return a registry's credentials in Docker's configuration, in base64; empty if it has none."""
     directory = os.environ.get("DOCKER_CONFIG")
     path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"

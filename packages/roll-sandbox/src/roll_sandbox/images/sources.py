@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from roll_sandbox.errors import BadImageError
-from roll_sandbox.images.image import Image, image_of
+from roll_sandbox.images.image import Image, parse_image
 from roll_sandbox.images.names import DIGEST
 from roll_sandbox.tar_headers import Header
 
@@ -29,7 +29,7 @@ __all__ = [
     "check_blob",
     "choose_platform",
     "open_source",
-    "parsed",
+    "parse_json",
 ]
 
 MAX_JSON_BYTES = 4 * 2**20
@@ -53,13 +53,13 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
     if path.is_dir():
         if not any(path.iterdir()):
             raise BadImageError(f"the directory '{path}' is empty: a root directory or an OCI layout is needed.")
-        return _packed(path)
+        return _pack_directory(path)
     if path.is_file():
-        return _archive(path, tag)
+        return _open_archive(path, tag)
     raise BadImageError(f"there is no image at '{path}': an OCI layout, a tar archive or a root directory is needed.")
 
 
-def parsed(data: bytes, what: str) -> Any:
+def parse_json(data: bytes, what: str) -> Any:
     """Parse a JSON document of an image.
 
     Raises:
@@ -126,7 +126,7 @@ class LayoutSource:
         layers = manifest.get("layers") if isinstance(manifest, dict) else None
         if not isinstance(config, dict) or not isinstance(layers, list):
             raise BadImageError("the image's manifest has no configuration or no layers.")
-        self.image = image_of(self._json(config.get("digest")), str(config.get("digest")))
+        self.image = parse_image(self._json(config.get("digest")), str(config.get("digest")))
         self._blobs = [(str(each.get("digest")), each.get("digest")) for each in layers if isinstance(each, dict)]
         _check_count(self._blobs, self.image)
 
@@ -140,11 +140,11 @@ class LayoutSource:
         raise BadImageError("the image's indexes are nested too deeply.")
 
     def _choose(self, data: bytes, tag: str | None) -> Mapping[str, Any]:
-        index = parsed(data, "the index")
+        index = parse_json(data, "the index")
         entries = index.get("manifests") if isinstance(index, dict) else None
         named = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
         if tag is not None:
-            names = [_annotations(each) for each in named]
+            names = [_read_tags(each) for each in named]
             named = [each for each, own in zip(named, names, strict=True) if tag in own]
             if not named:
                 known = ", ".join(sorted({name for own in names for name in own}))[:200]
@@ -153,12 +153,12 @@ class LayoutSource:
 
     def _find_saved(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
         """Read the image from the format of an older `docker save`."""
-        entries = parsed(self._read("manifest.json"), "the manifest")
+        entries = parse_json(self._read("manifest.json"), "the manifest")
         for entry in entries if isinstance(entries, list) else ():
             names = entry.get("RepoTags") or [] if isinstance(entry, dict) else []
             if isinstance(entry, dict) and (tag is None or any(str(name).endswith(f":{tag}") for name in names)):
                 data = self._read(str(entry.get("Config")))
-                image = image_of(parsed(data, "the configuration"), "sha256:" + hashlib.sha256(data).hexdigest())
+                image = parse_image(parse_json(data, "the configuration"), "sha256:" + hashlib.sha256(data).hexdigest())
                 blobs: list[tuple[str, object]] = [(str(name), None) for name in entry.get("Layers") or ()]
                 _check_count(blobs, image)
                 return image, blobs
@@ -177,7 +177,7 @@ class LayoutSource:
             data = blob.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
             raise BadImageError(f"the image's content {digest} has more than {MAX_JSON_BYTES:,} bytes.")
-        return parsed(data, str(digest))
+        return parse_json(data, str(digest))
 
     def _open_blob(self, digest: object) -> IO[bytes]:
         if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
@@ -211,7 +211,7 @@ class DirectorySource:
         self._archive = archive
         layer = "sha256:" + hashlib.file_digest(archive, "sha256").hexdigest()
         config = json.dumps({"rootfs": {"type": "layers", "diff_ids": [layer]}}).encode()
-        self.image = image_of(json.loads(config), "sha256:" + hashlib.sha256(config).hexdigest())
+        self.image = parse_image(json.loads(config), "sha256:" + hashlib.sha256(config).hexdigest())
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
@@ -221,7 +221,7 @@ class DirectorySource:
 
 
 @contextlib.contextmanager
-def _packed(path: Path) -> Iterator[DirectorySource]:
+def _pack_directory(path: Path) -> Iterator[DirectorySource]:
     """Run the body with the directory as an image; the same files give the same archive."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -242,7 +242,7 @@ def _packed(path: Path) -> Iterator[DirectorySource]:
 
 
 @contextlib.contextmanager
-def _archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
+def _open_archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
     """Run the body with the image of an archive, compressed or not; its files are read in place."""
     try:
         with tarfile.open(path, tarinfo=Header) as archive:
@@ -274,7 +274,7 @@ def _open_below(root: Path, name: str) -> IO[bytes]:
     return open(root.joinpath(*parts), "rb")
 
 
-def _annotations(entry: Mapping[str, Any]) -> set[str]:
+def _read_tags(entry: Mapping[str, Any]) -> set[str]:
     """Return the tags of an index entry."""
     said = entry.get("annotations")
     name = str(said.get("org.opencontainers.image.ref.name", "")) if isinstance(said, dict) else ""

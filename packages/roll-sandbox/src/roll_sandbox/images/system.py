@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from roll_sandbox.errors import SandboxUnavailableError
-from roll_sandbox.images.accounts import accounts_for
+from roll_sandbox.images.accounts import make_account_files
 from roll_sandbox.images.cache import ImageCache
 from roll_sandbox.images.image import DEFAULT_PATH, Image
 from roll_sandbox.images.merge import merge
-from roll_sandbox.system_plan import HOME, Plan, checked_mounts, device_steps, host_steps, interpreter
+from roll_sandbox.system_plan import HOME, Plan, find_interpreter, plan_devices, plan_host, resolve_mounts
 from roll_sandbox.types import Mount
 
-__all__ = ["agent_command", "agent_image", "image_environment", "image_plan"]
+__all__ = ["find_agent_command", "make_agent_image", "make_image_environment", "make_image_plan"]
 
 _HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
-_BELOW = "/.roll"
-_TAKEN = (_BELOW, "/.image", "/.space", "/.layers", "/proc", "/dev")
+_SYSTEM_ROOT = "/.roll"
+_RESERVED_PATHS = (_SYSTEM_ROOT, "/.image", "/.space", "/.layers", "/proc", "/dev")
 
 
-def image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> Plan:
+def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> Plan:
     """Return the steps (see `system_plan`) for sandboxes of this image with these mounts.
 
     Args:
@@ -44,38 +44,43 @@ def image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, me
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
     """
-    mounts = checked_mounts(mounts)
+    mounts = resolve_mounts(mounts)
     for mount in mounts:
-        if mount.target.startswith(_TAKEN):
+        if mount.target.startswith(_RESERVED_PATHS):
             raise SandboxUnavailableError(f"sandbox mount at '{mount.target}': in an image that place is taken.")
-    own = _own_layer(cache, image, mounts)
+    own = _make_top_layer(cache, image, mounts)
     layers = [own, *reversed(cache.layer_directories(image))]
     if merged:
         layers = [cache.make_root(f"{os.path.basename(own)}-merged", lambda root: merge(reversed(layers), root))]
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/.image", "/.space", "/.layers")]
-    steps += host_steps(_BELOW, python=_python_home())
-    steps += device_steps()
+    steps += plan_host(_SYSTEM_ROOT, python=_sandbox_python_home())
+    steps += plan_devices()
     kind = "bind" if merged else "layer"
     steps += [(kind, layer, f"/.layers/{number}") for number, layer in enumerate(layers)]
     steps += [("bind", mount.source, mount.target) for mount in mounts]
     return tuple(steps)
 
 
-def agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> dict[str, Any]:
+def make_agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> dict[str, Any]:
     """Return the image's part of the agent's settings."""
-    binds = ["/dev", _BELOW, *(mount.target for mount in mounts)]
-    return {"layers": 1 if merged else len(image.layers) + 1, "binds": binds, "cwd": image.cwd, "bash": _bash()}
+    binds = ["/dev", _SYSTEM_ROOT, *(mount.target for mount in mounts)]
+    return {
+        "layers": 1 if merged else len(image.layers) + 1,
+        "binds": binds,
+        "cwd": image.cwd,
+        "bash": _find_bash_command(),
+    }
 
 
-def image_environment(image: Image) -> dict[str, str]:
+def make_image_environment(image: Image) -> dict[str, str]:
     """Return the environment variables of every program."""
     return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **image.env, "HOME": HOME}
 
 
-def _own_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> str:
+def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> str:
     """Make the topmost layer: mount points, and the few files that each sandbox adds."""
-    files = {"/etc/hosts": _HOSTS, **accounts_for(image.uid, image.gid, HOME, cache.layer_directories(image))}
-    directories = ["/proc", "/dev", "/tmp", HOME, _BELOW]
+    files = {"/etc/hosts": _HOSTS, **make_account_files(image.uid, image.gid, HOME, cache.layer_directories(image))}
+    directories = ["/proc", "/dev", "/tmp", HOME, _SYSTEM_ROOT]
     for mount in mounts:
         if os.path.isdir(mount.source):
             directories.append(mount.target)
@@ -97,36 +102,39 @@ def _own_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> st
 
 
 @functools.cache
-def agent_command() -> list[str]:
+def find_agent_command() -> list[str]:
     """Return the command of this machine's interpreter below `/.roll`, without arguments."""
-    return [*_loading(), _python_home() + str(interpreter()).removeprefix(str(Path(sys.base_prefix).resolve()))]
+    return [
+        *_make_loader_prefix(),
+        _sandbox_python_home() + str(find_interpreter()).removeprefix(str(Path(sys.base_prefix).resolve())),
+    ]
 
 
 @functools.cache
-def _bash() -> list[str]:
-    return [*_loading(), _BELOW + os.path.realpath(shutil.which("bash") or "/bin/bash")]
+def _find_bash_command() -> list[str]:
+    return [*_make_loader_prefix(), _SYSTEM_ROOT + os.path.realpath(shutil.which("bash") or "/bin/bash")]
 
 
-def _loading() -> list[str]:
+def _make_loader_prefix() -> list[str]:
     """Return the command prefix that runs a program of this machine in an image: its loader, with its libraries."""
-    loader = _loader()
-    return [] if loader is None else [_BELOW + loader, "--library-path", ":".join(_libraries(loader))]
+    loader = _find_loader()
+    return [] if loader is None else [_SYSTEM_ROOT + loader, "--library-path", ":".join(_list_library_paths(loader))]
 
 
-def _python_home() -> str:
+def _sandbox_python_home() -> str:
     """Return the directory of the interpreter's prefix in the sandbox."""
     prefix = Path(sys.base_prefix).resolve()
-    return f"{_BELOW}{prefix}" if prefix.is_relative_to("/usr") else f"{_BELOW}/python"
+    return f"{_SYSTEM_ROOT}{prefix}" if prefix.is_relative_to("/usr") else f"{_SYSTEM_ROOT}/python"
 
 
-def _loader() -> str | None:
+def _find_loader() -> str | None:
     """Return the interpreter's loader (ELF: the path in its segment PT_INTERP); `None` if it needs none."""
-    with open(interpreter(), "rb") as file:
+    with open(find_interpreter(), "rb") as file:
         found = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))
     return os.path.realpath(found[1].decode()) if found else None
 
 
-def _libraries(loader: str) -> list[str]:
+def _list_library_paths(loader: str) -> list[str]:
     places = [os.path.dirname(loader), "/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
     real = dict.fromkeys(os.path.realpath(place) for place in places if os.path.isdir(place))
-    return [_python_home() + "/lib", *(_BELOW + place for place in real)]
+    return [_sandbox_python_home() + "/lib", *(_SYSTEM_ROOT + place for place in real)]

@@ -25,7 +25,7 @@ from typing import IO
 from roll_sandbox.errors import BadImageError
 from roll_sandbox.tar_headers import Header
 
-__all__ = ["Bounds", "decompressed", "unpack"]
+__all__ = ["UnpackBudget", "decompress", "unpack"]
 
 MAX_HEADER_BYTES = 2**20
 """Most bytes of one long name or set of attributes, which tarfile reads into memory whole."""
@@ -36,17 +36,17 @@ _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
 """Errors that an entry's own names cause, not this machine."""
 _PIECE_BYTES = 2**20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_REMOVED, _OPAQUE, _PRIVATE = ".wh.", ".wh..wh..opq", ".wh..wh."
+_WHITEOUT, _OPAQUE_WHITEOUT, _PRIVATE_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..wh."
 
 
 @dataclass
-class Bounds:
+class UnpackBudget:
     """The bytes and entries that an image may still unpack to; each layer takes from them."""
 
     bytes_left: int
     entries_left: int = 1_000_000
 
-    def take(self, size: int, entries: int = 0) -> None:
+    def consume(self, size: int, entries: int = 0) -> None:
         """Subtract what was unpacked.
 
         Raises:
@@ -62,7 +62,7 @@ class Bounds:
             )
 
 
-def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
+def decompress(blob: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed content of a layer's blob in pieces (gzip, zstd or uncompressed).
 
     Raises:
@@ -71,7 +71,7 @@ def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
     start = blob.read(4)
     blob.seek(0)
     if start[:2] == b"\x1f\x8b":
-        yield from _inflated(blob)
+        yield from _inflate(blob)
     elif start == b"\x28\xb5\x2f\xfd":
         try:
             import zstandard  # pyrefly: ignore[missing-import]
@@ -90,7 +90,7 @@ def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
             yield piece
 
 
-def _inflated(blob: IO[bytes]) -> Iterator[bytes]:
+def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
     """Yield the content of a gzip file with any number of members, never more than one piece at once."""
     try:
         current, data = zlib.decompressobj(wbits=31), b""
@@ -112,14 +112,14 @@ def _inflated(blob: IO[bytes]) -> Iterator[bytes]:
 class _Stream:
     """A sequential file over pieces, which computes their digest. tarfile reads it once, front to back."""
 
-    def __init__(self, pieces: Iterator[bytes], bounds: Bounds) -> None:
+    def __init__(self, pieces: Iterator[bytes], bounds: UnpackBudget) -> None:
         self._pieces = pieces
         self._bounds = bounds
         self._piece = b""
         self._used = 0
         self._position = 0
         self._last = b""
-        self._again = b""
+        self._unread = b""
         self.digest = hashlib.sha256()
 
     def tell(self) -> int:
@@ -128,11 +128,11 @@ class _Stream:
     def read(self, size: int) -> bytes:
         if size > MAX_HEADER_BYTES:
             raise BadImageError(f"a layer has a header of {size:,} bytes.")
-        found = [self._again[:size]]
-        self._again = self._again[size:]
+        found = [self._unread[:size]]
+        self._unread = self._unread[size:]
         size -= len(found[0])
         self._position += len(found[0])
-        while size > 0 and (self._used < len(self._piece) or self._more()):
+        while size > 0 and (self._used < len(self._piece) or self._read_piece()):
             found.append(self._piece[self._used : self._used + size])
             size -= len(found[-1])
             self._used += len(found[-1])
@@ -142,30 +142,30 @@ class _Stream:
 
     def seek(self, position: int) -> None:
         if self._last and position == self._position - len(self._last):
-            self._again, self._last, self._position = self._last + self._again, b"", position
+            self._unread, self._last, self._position = self._last + self._unread, b"", position
             return
-        skipped = self._again[: max(0, position - self._position)]
-        self._again = self._again[len(skipped) :]
+        skipped = self._unread[: max(0, position - self._position)]
+        self._unread = self._unread[len(skipped) :]
         self._position += len(skipped)
-        while self._position < position and (self._used < len(self._piece) or self._more()):
+        while self._position < position and (self._used < len(self._piece) or self._read_piece()):
             skipped = min(position - self._position, len(self._piece) - self._used)
             self._used += skipped
             self._position += skipped
 
-    def _more(self) -> bool:
+    def _read_piece(self) -> bool:
         self._piece, self._used = next(self._pieces, b""), 0
-        self._bounds.take(len(self._piece))
+        self._bounds.consume(len(self._piece))
         self.digest.update(self._piece)
         return bool(self._piece)
 
     def finish(self) -> str:
         """Read to the end, and return the digest of everything."""
-        while self._more():
+        while self._read_piece():
             pass
         return "sha256:" + self.digest.hexdigest()
 
 
-def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
+def unpack(pieces: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
     """Unpack an archive into an empty directory, and return its digest (the layer's "diff ID").
 
     Raises:
@@ -195,7 +195,7 @@ class _NoDirectoryError(BadImageError):
 class _Layer:
     """A directory that is being filled with a layer."""
 
-    def __init__(self, path: str, bounds: Bounds) -> None:
+    def __init__(self, path: str, bounds: UnpackBudget) -> None:
         self._root = os.open(path, _DIRECTORY)
         self._bounds = bounds
 
@@ -206,7 +206,7 @@ class _Layer:
         """Add one entry of the archive."""
         if member.size < 0 or "\0" in member.name + member.linkname:
             raise BadImageError(f"a layer has an impossible entry ({member.name[:80]!r}).")
-        self._bounds.take(member.size if member.issparse() else 0, entries=1)
+        self._bounds.consume(member.size if member.issparse() else 0, entries=1)
         try:
             self._add(member, archive)
         except OSError as error:
@@ -224,7 +224,7 @@ class _Layer:
             if member.isdir():
                 os.fchmod(self._root, _mode(member))
             return
-        removes = name.startswith(_REMOVED)
+        removes = name.startswith(_WHITEOUT)
         try:
             parent = self._open(parents, follow=not removes)
         except _NoDirectoryError:
@@ -233,7 +233,7 @@ class _Layer:
             raise
         try:
             if removes:
-                _remove_below(parent, name)
+                _write_whiteout(parent, name)
             elif member.isdir():
                 _make_directory(parent, name, _mode(member))
             elif member.isreg():
@@ -295,7 +295,7 @@ class _Layer:
                     waiting.append(part)
                 except NotADirectoryError:
                     links += 1
-                    target = _target_of(part, opened[-1]) if follow else None
+                    target = _read_link(part, opened[-1]) if follow else None
                     if target is None or links > _MAX_LINKS:
                         raise _NoDirectoryError(f"a layer has entries below {part[:80]!r}, which is none.") from None
                     if target.startswith("/"):
@@ -325,7 +325,7 @@ def _mode(member: tarfile.TarInfo) -> int:
     return member.mode & 0o1777 | 0o700 if member.isdir() else member.mode & 0o777 | 0o400
 
 
-def _target_of(name: str, parent: int) -> str | None:
+def _read_link(name: str, parent: int) -> str | None:
     try:
         return os.readlink(name, dir_fd=parent)
     except OSError:
@@ -377,13 +377,13 @@ def _write(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.Tar
         os.utime(file.fileno(), (member.mtime, member.mtime))
 
 
-def _remove_below(parent: int, name: str) -> None:
+def _write_whiteout(parent: int, name: str) -> None:
     """Hide a name, or all entries of lower layers in this directory."""
-    if name == _OPAQUE:
+    if name == _OPAQUE_WHITEOUT:
         os.setxattr(parent, "user.overlay.opaque", b"y")
         return
-    removed = name[len(_REMOVED) :]
-    if name.startswith(_PRIVATE):
+    removed = name[len(_WHITEOUT) :]
+    if name.startswith(_PRIVATE_WHITEOUT):
         return  # metadata of other storage drivers
     if removed in ("", ".", ".."):
         raise BadImageError(f"a layer removes {removed!r}.")

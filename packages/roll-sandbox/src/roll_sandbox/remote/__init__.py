@@ -30,7 +30,7 @@ def connect(
     max_sandboxes: int = 512,
     lifetime_s: float | None = None,
     ca_file: str | None = None,
-    patience_s: float = 30.0,
+    reconnect_timeout_s: float = 30.0,
     wait_for_quota: bool = False,
 ) -> SandboxManager:
     """Return a manager of a service's sandboxes: `async with connect(url, token) as sandboxes: ...`
@@ -41,8 +41,8 @@ def connect(
         spec, warm, max_sandboxes: as for `SandboxManager`; this client holds the warm sandboxes.
         lifetime_s: seconds after which the service ends each sandbox; `None`: the service's default.
         ca_file: CA certificates for the service's certificate; `None`: the system's.
-        patience_s: seconds of outage after which what ran on the service counts as lost.
-        wait_for_quota: whether to wait up to `patience_s` when the owner's quota of sandboxes is used up.
+        reconnect_timeout_s: seconds of outage after which what ran on the service counts as lost.
+        wait_for_quota: whether to wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
 
     Raises:
         ConfigError: the address, token or CA file is not usable.
@@ -52,6 +52,11 @@ def connect(
     from roll_sandbox.remote.runtime import RemoteRuntime
 
     runtime = RemoteRuntime(
-        url, token, lifetime_s=lifetime_s, ca_file=ca_file, patience_s=patience_s, wait_for_quota=wait_for_quota
+        url,
+        token,
+        lifetime_s=lifetime_s,
+        ca_file=ca_file,
+        reconnect_timeout_s=reconnect_timeout_s,
+        wait_for_quota=wait_for_quota,
     )
     return SandboxManager(runtime, spec=spec, warm=warm, max_sandboxes=max_sandboxes)

@@ -11,7 +11,7 @@ import time
 import aiohttp
 
 from roll_sandbox.agent_sandbox import Sandbox
-from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
+from roll_sandbox.connect_options import load_tls_context, make_token_header, make_unreachable_error, normalize_url
 from roll_sandbox.errors import (
     OversizedUploadError,
     RollSandboxError,
@@ -24,19 +24,19 @@ from roll_sandbox.errors import (
     UnknownImageError,
 )
 from roll_sandbox.proxies import client_session
-from roll_sandbox.remote.line import Line, RemoteSandbox
+from roll_sandbox.remote.connection import RemoteSandbox, ServiceConnection
 from roll_sandbox.types import Mount, SandboxSpec
-from roll_sandbox.uploads import Files, content_of, digest_of, upload_source
-from roll_sandbox.wire import MAX_MESSAGE_BYTES, Message, Outbox, decode, encode, failure_of
+from roll_sandbox.uploads import Files, compute_digest, format_upload_source, read_directory
+from roll_sandbox.wire import MAX_MESSAGE_BYTES, Message, Outbox, decode, encode, error_from_json
 
 __all__ = ["RemoteRuntime"]
 
 logger = logging.getLogger(__name__)
 
-_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
-_DIAL_S = 10.0
-_CLOSE_S = 5.0
-_WORKERS_S = 10.0
+_BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_CONNECT_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 5.0
+_WORKER_REJOIN_S = 10.0
 """How long workers may take to rejoin after a service came back."""
 
 
@@ -60,24 +60,24 @@ class RemoteRuntime:
         *,
         lifetime_s: float | None = None,
         ca_file: str | None = None,
-        patience_s: float = 30.0,
+        reconnect_timeout_s: float = 30.0,
         wait_for_quota: bool = False,
     ) -> None:
-        self._url = checked_url(url)
-        self._headers = token_header(token)
+        self._url = normalize_url(url)
+        self._headers = make_token_header(token)
         self._lifetime_s = lifetime_s
-        self._trusted = trusted(ca_file)
-        self._patience_s = patience_s
+        self._tls = load_tls_context(ca_file)
+        self._reconnect_timeout_s = reconnect_timeout_s
         self._wait_for_quota = wait_for_quota
-        self._refused: SandboxAccessError | None = None
+        self._access_error: SandboxAccessError | None = None
         """The error after which there are no further connections."""
-        self._back = -math.inf
+        self._reconnected_at = -math.inf
         """Time of the last reconnection."""
-        self._waiting = 0
+        self._num_waiting_for_quota = 0
         """Requests that wait for the owner's quota."""
-        self._line = Line(self._transmit)
+        self._service = ServiceConnection(self._transmit)
         self._session: aiohttp.ClientSession | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._connection_task: asyncio.Task[None] | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outgoing = Outbox()
         self._uploads: dict[str, Mount] = {}
@@ -85,7 +85,7 @@ class RemoteRuntime:
         self._files: dict[str, Files] = {}
         """Files of uploaded directories, by digest."""
         self._closed = False
-        self._most = MAX_MESSAGE_BYTES
+        self._max_message_bytes = MAX_MESSAGE_BYTES
 
     async def start(self) -> None:
         """Connect to the service.
@@ -96,26 +96,24 @@ class RemoteRuntime:
         """
         if self._session is not None:
             return
-        self._session = client_session(
-            self._url, headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._trusted)
-        )
+        self._session = client_session(self._url, headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._tls))
         try:
-            socket = await self._dial()
+            socket = await self._connect()
         except BaseException:
             await self.close()
             raise
         self._closed = False
-        self._upload_again()
-        self._keeping = asyncio.create_task(self._keep(socket))
+        self._reupload()
+        self._connection_task = asyncio.create_task(self._keep_connected(socket))
 
-    async def _dial(self) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         """Open a new connection, and receive the service's greeting."""
         assert self._session is not None
         try:
-            async with asyncio.timeout(_DIAL_S):
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                 socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in (401, 403) and not await self._asks_too_often():
+            if error.status in (401, 403) and not await self._is_rate_limited():
                 what = "wrong, expired or revoked" if error.status == 401 else "not of scope run, which this takes"
                 raise SandboxAccessError(
                     f"the sandbox service at {self._url} refuses this token ({error.status}): it is {what}. "
@@ -125,17 +123,17 @@ class RemoteRuntime:
                 f"{self._url} answers {error.status} to a client of sandboxes: is `roll-sandbox serve` there?"
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise no_answer(self._url, error) from None
+            raise make_unreachable_error(self._url, error) from None
         try:
-            greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
-            self._most = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
+            greeting = decode(await socket.receive_bytes(timeout=_CLOSE_TIMEOUT_S))
+            self._max_message_bytes = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
         except (TypeError, ValueError, TimeoutError, aiohttp.ClientError, SandboxRequestError) as error:
             await socket.close()
             raise SandboxUnavailableError(f"{self._url} does not greet a client of sandboxes ({error}).") from None
         self.fresh_programs = bool(greeting.get("fresh_programs", True))
         return socket
 
-    async def _asks_too_often(self) -> bool:
+    async def _is_rate_limited(self) -> bool:
         """Return whether a WebSocket was refused for too many requests, for which servers send 403 as well."""
         assert self._session is not None
         try:
@@ -144,13 +142,15 @@ class RemoteRuntime:
         except (aiohttp.ClientError, OSError, TimeoutError):
             return True  # the token may be valid
 
-    async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
+    async def _keep_connected(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
         """Serve one connection after another, as long as the service comes back in time."""
         try:
             await self._serve(socket)
         except Exception as error:
             logger.exception("the line to the sandbox service at %s ends", self._url)
-            self._line.lose(SandboxError(f"the line to the sandbox service broke, and is not dialled again: {error}"))
+            self._service.fail_all(
+                SandboxError(f"the line to the sandbox service broke, and is not dialled again: {error}")
+            )
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
         while socket is not None:
@@ -166,7 +166,7 @@ class RemoteRuntime:
             self._outgoing.clear()
             if self._closed:
                 return
-            socket = await self._redial()
+            socket = await self._reconnect()
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for received in socket:
@@ -174,52 +174,56 @@ class RemoteRuntime:
                 try:
                     message = decode(received.data)
                     if message["op"] == "refused":
-                        self._line.lose(failure_of(message))
+                        self._service.fail_all(error_from_json(message))
                     else:
-                        self._line.receive(message)
+                        self._service.receive(message)
                 except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
-                    self._line.lose(SandboxLostError(f"{self._url} says what no sandbox service says ({error!r:.200})"))
+                    self._service.fail_all(
+                        SandboxLostError(f"{self._url} says what no sandbox service says ({error!r:.200})")
+                    )
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await self._outgoing.send_over(socket)
         await socket.close()
 
-    async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
+    async def _reconnect(self) -> aiohttp.ClientWebSocketResponse | None:
         """Reconnect and send everything that runs again; return `None` after `close` or if the token is refused."""
         began = time.monotonic()
-        until = began + self._patience_s
+        until = began + self._reconnect_timeout_s
         attempt = 0
         while not self._closed:
             try:
-                socket = await self._dial()
+                socket = await self._connect()
             except SandboxUnavailableError as error:
-                if attempt == len(_PAUSES_S):
-                    logger.warning("%s Dialling again; what runs there waits for %g s.", error, self._patience_s)
+                if attempt == len(_BACKOFF_S):
+                    logger.warning(
+                        "%s Dialling again; what runs there waits for %g s.", error, self._reconnect_timeout_s
+                    )
                 if time.monotonic() > until:
-                    self._line.lose(SandboxLostError(f"the sandbox service went away: {error}"))
-                    until = time.monotonic() + self._patience_s
+                    self._service.fail_all(SandboxLostError(f"the sandbox service went away: {error}"))
+                    until = time.monotonic() + self._reconnect_timeout_s
             except SandboxAccessError as error:
-                self._refused = error
-                self._line.lose(error)
+                self._access_error = error
+                self._service.fail_all(error)
                 return None
             else:
-                if attempt > len(_PAUSES_S):
+                if attempt > len(_BACKOFF_S):
                     away_s = time.monotonic() - began
                     logger.warning("the sandbox service at %s is back after %.0f s.", self._url, away_s)
-                self._back = time.monotonic()
-                self._upload_again()
-                self._line.send_again()
+                self._reconnected_at = time.monotonic()
+                self._reupload()
+                self._service.resend()
                 return socket
-            await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+            await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
             attempt += 1
         return None
 
     def _transmit(self, message: Message) -> None:
         data = encode(message)
-        if len(data) > self._most:
+        if len(data) > self._max_message_bytes:
             raise OversizedUploadError(
                 f"a program, its files or its input have {len(data):,} bytes, and the sandbox service takes "
-                f"{self._most:,} in one message: send less, or raise `--max-message-bytes` of the service."
+                f"{self._max_message_bytes:,} in one message: send less, or raise `--max-message-bytes` of the service."
             )
         self._outgoing.put(data)
 
@@ -231,21 +235,21 @@ class RemoteRuntime:
         """
         if not any(mount.upload for mount in spec.mounts):
             return spec
-        mounts = [self._uploaded(mount) if mount.upload else mount for mount in spec.mounts]
+        mounts = [self._upload_mount(mount) if mount.upload else mount for mount in spec.mounts]
         return dataclasses.replace(spec, mounts=tuple(mounts))
 
-    def _uploaded(self, mount: Mount) -> Mount:
+    def _upload_mount(self, mount: Mount) -> Mount:
         """Return the mount as the service names it, and upload its directory on the first use."""
         found = self._uploads.get(mount.source)
         if found is None:
-            files = content_of(mount.source)
-            digest = digest_of(files)
+            files = read_directory(mount.source)
+            digest = compute_digest(files)
             self._upload(digest, files)
             self._files[digest] = files
-            found = self._uploads[mount.source] = Mount(source=upload_source(digest), target=mount.target)
+            found = self._uploads[mount.source] = Mount(source=format_upload_source(digest), target=mount.target)
         return dataclasses.replace(found, target=mount.target)
 
-    def _upload_again(self) -> None:
+    def _reupload(self) -> None:
         """Upload all directories over a new connection: the service may be a new process without them."""
         for digest, files in self._files.items():
             self._upload(digest, files)
@@ -255,35 +259,35 @@ class RemoteRuntime:
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Request a sandbox, with retries while workers rejoin or, if so configured, while the quota is used up."""
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self._reconnect_timeout_s
         while True:
-            if self._refused is not None:
-                raise SandboxAccessError(str(self._refused))
-            if self._keeping is None or self._keeping.done():
+            if self._access_error is not None:
+                raise SandboxAccessError(str(self._access_error))
+            if self._connection_task is None or self._connection_task.done():
                 raise SandboxError("the line to the sandbox service was not opened, or is closed")
             try:
-                return await self._line.create(spec, lifetime_s=self._lifetime_s)
+                return await self._service.create(spec, lifetime_s=self._lifetime_s)
             except UnknownImageError:
                 raise
             except SandboxUnavailableError:
-                if time.monotonic() > self._back + _WORKERS_S:
+                if time.monotonic() > self._reconnected_at + _WORKER_REJOIN_S:
                     raise
-                await asyncio.sleep(_PAUSES_S[1])
+                await asyncio.sleep(_BACKOFF_S[1])
                 continue
             except SandboxQuotaError as error:
                 if not self._wait_for_quota or time.monotonic() > until:
                     raise
-                if not self._waiting:
-                    logger.warning("%s Asking again for %g s.", error, self._patience_s)
-            self._waiting += 1
+                if not self._num_waiting_for_quota:
+                    logger.warning("%s Asking again for %g s.", error, self._reconnect_timeout_s)
+            self._num_waiting_for_quota += 1
             try:
-                await asyncio.sleep(_PAUSES_S[-1])
+                await asyncio.sleep(_BACKOFF_S[-1])
             finally:
-                self._waiting -= 1
+                self._num_waiting_for_quota -= 1
 
     async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
         """Create a sandbox; see `Line.create`."""
-        return await self._line.create(self.resolve(spec), lifetime_s=lifetime_s)
+        return await self._service.create(self.resolve(spec), lifetime_s=lifetime_s)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """Return a sandbox that this owner already has.
@@ -291,28 +295,28 @@ class RemoteRuntime:
         Raises:
             UnknownSandboxError: the owner has no such sandbox.
         """
-        return await self._line.attach(name, spec)
+        return await self._service.attach(name, spec)
 
-    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
-        """Return a sandbox's usage and programs; see `Line.look`."""
-        return await self._line.look(name, output_bytes=output_bytes)
+    async def inspect(self, name: str, *, output_bytes: int = 0) -> Message:
+        """Return a sandbox's usage and programs; see `ServiceConnection.inspect`."""
+        return await self._service.inspect(name, output_bytes=output_bytes)
 
     async def close(self) -> None:
         """End every sandbox of this connection, and close it."""
-        if self._keeping is not None and not self._keeping.done():
-            connections = self._line.open
+        if self._connection_task is not None and not self._connection_task.done():
+            connections = self._service.open_connections
             for connection in connections:
-                self._line.stop(connection)
+                self._service.stop(connection)
             if connections:
-                await asyncio.wait([connection.ended for connection in connections], timeout=_CLOSE_S)
+                await asyncio.wait([connection.ended for connection in connections], timeout=_CLOSE_TIMEOUT_S)
         self._closed = True
         if self._socket is not None:
             await self._socket.close()
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
-        self._line.lose(SandboxError("the line to the sandbox service is closed"))
+        if self._connection_task is not None:
+            self._connection_task.cancel()
+            await asyncio.gather(self._connection_task, return_exceptions=True)
+            self._connection_task = None
+        self._service.fail_all(SandboxError("the line to the sandbox service is closed"))
         if self._session is not None:
             await self._session.close()
             self._session = None

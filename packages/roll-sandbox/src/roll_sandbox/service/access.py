@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from roll_sandbox.errors import SandboxDatabaseError
 from roll_sandbox.service.audit import Audit
 from roll_sandbox.service.quotas import Quotas
-from roll_sandbox.service.rates import Rates
+from roll_sandbox.service.rate_limits import RateLimiter
 from roll_sandbox.service.tokens import Identity, Tokens
 
 __all__ = ["ROCK", "Access", "scope_for"]
 
 ROCK = "/apis/envs/sandbox/v1"
-_OPEN = "/health/live"
+_PUBLIC_PATH = "/health/live"
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -64,8 +64,8 @@ class Access:
         self._quotas = quotas
         self._audit = audit
         self._max_bytes = max_bytes
-        self._rates: dict[str, Rates] = {}
-        self._failures = Rates(1.0, 20.0)
+        self._rates: dict[str, RateLimiter] = {}
+        self._failures = RateLimiter(1.0, 20.0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -73,36 +73,42 @@ class Access:
             return
         if scope["type"] not in ("http", "websocket"):
             return
-        refusal = None if scope["path"] == _OPEN else await self._refusal(scope)
+        refusal = None if scope["path"] == _PUBLIC_PATH else await self._check_request(scope)
         if scope["type"] == "websocket":
             await (_refuse_socket(refusal, scope, receive, send) if refusal else self._app(scope, receive, send))
             return
         if refusal is None:
             length = Headers(scope=scope).get("content-length", "0")
             if not length.isdigit() or int(length) > self._max_bytes:
-                refusal = _no(413, "oversized", f"a request's body may have {self._max_bytes:,} bytes: send less.")
+                refusal = _make_error_response(
+                    413, "oversized", f"a request's body may have {self._max_bytes:,} bytes: send less."
+                )
         app = refusal or self._app
-        await app(scope, self._bounded(receive), _with_headers(send))
+        await app(scope, self._limit_body(receive), _add_headers(send))
 
-    async def _refusal(self, scope: Scope) -> Response | None:
+    async def _check_request(self, scope: Scope) -> Response | None:
         """Return the response that refuses a request, or `None` after storing the identity in `scope`."""
         peer = str((scope.get("client") or ("", 0))[0])
-        if self._failures.empty(peer):
-            return _no(429, "access", "too many tokens from there were refused: wait a minute.")
-        given = _given(Headers(scope=scope), scope["path"])
+        if self._failures.is_empty(peer):
+            return _make_error_response(429, "access", "too many tokens from there were refused: wait a minute.")
+        given = _extract_token(Headers(scope=scope), scope["path"])
         if not given:
-            return _no(401, "access", "a token is needed: 'Authorization: Bearer …' (`roll-sandbox token create`).")
+            return _make_error_response(
+                401, "access", "a token is needed: 'Authorization: Bearer …' (`roll-sandbox token create`)."
+            )
         try:
             identity = await asyncio.to_thread(self._tokens.identify, given)
         except SandboxDatabaseError as error:
-            return _no(503, "database", str(error))
+            return _make_error_response(503, "database", str(error))
         if identity is None:
-            self._failures.wait_s(peer)
-            self._audit.note("refuse", owner="", token="", what=scope["path"][:200], outcome="token", peer=peer)
-            return _no(401, "access", "the token is wrong, expired or revoked (`roll-sandbox token create`).")
+            self._failures.take(peer)
+            self._audit.record("refuse", owner="", token="", what=scope["path"][:200], outcome="token", peer=peer)
+            return _make_error_response(
+                401, "access", "the token is wrong, expired or revoked (`roll-sandbox token create`)."
+            )
         needed = scope_for(scope.get("method", "GET"), scope["path"])
         if needed not in identity.scopes and "admin" not in identity.scopes:
-            self._audit.note(
+            self._audit.record(
                 "refuse",
                 owner=identity.owner,
                 token=identity.token,
@@ -110,22 +116,22 @@ class Access:
                 outcome=f"scope {needed}",
                 peer=peer,
             )
-            return _no(403, "access", f"the token has no scope '{needed}', which this takes.")
-        wait_s = self.rates(identity).wait_s(identity.owner)
+            return _make_error_response(403, "access", f"the token has no scope '{needed}', which this takes.")
+        wait_s = self.get_rate_limiter(identity).take(identity.owner)
         if wait_s > 1.0:
-            return _no(429, "quota", f"'{identity.owner}' asks too often: wait {wait_s:.0f} s.")
+            return _make_error_response(429, "quota", f"'{identity.owner}' asks too often: wait {wait_s:.0f} s.")
         scope["identity"] = identity
         return None
 
-    def rates(self, identity: Identity) -> Rates:
+    def get_rate_limiter(self, identity: Identity) -> RateLimiter:
         """Return the rate limiter of this identity's owner."""
         owner = identity.owner
-        per_s = self._quotas.of(owner).requests_per_s
+        per_s = self._quotas.get(owner).requests_per_s
         if owner not in self._rates or self._rates[owner].per_s != per_s:
-            self._rates[owner] = Rates(per_s, 2 * per_s)
+            self._rates[owner] = RateLimiter(per_s, 2 * per_s)
         return self._rates[owner]
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _limit_body(self, receive: Receive) -> Receive:
         """Wrap `receive` so that a body without a Content-Length is bounded, too."""
         left = self._max_bytes
 
@@ -138,7 +144,7 @@ class Access:
         return bounded
 
 
-def _given(headers: Headers, path: str) -> str:
+def _extract_token(headers: Headers, path: str) -> str:
     """Return the token of a request.
 
     On ROCK's routes it may also be where ROCK's SDK can put it: in a header of its own, or in a URL's password.
@@ -164,7 +170,7 @@ async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send
     await send({"type": "websocket.http.response.body", "body": refusal.body})
 
 
-def _with_headers(send: Send) -> Send:
+def _add_headers(send: Send) -> Send:
     extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
     async def guarded(message: Message) -> None:
@@ -175,6 +181,6 @@ def _with_headers(send: Send) -> Send:
     return guarded
 
 
-def _no(status: int, kind: str, reason: str) -> Response:
+def _make_error_response(status: int, kind: str, reason: str) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse({"error": kind, "message": reason}, status_code=status, headers=headers)

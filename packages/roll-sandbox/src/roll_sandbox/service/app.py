@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from roll_sandbox.service.access import Access
-from roll_sandbox.service.metrics import exposition
+from roll_sandbox.service.metrics import format_metrics
 from roll_sandbox.service.rock import add_rock_routes
 from roll_sandbox.service.routes import add_routes
 from roll_sandbox.service.service import Service
@@ -26,7 +26,7 @@ def make_app(service: Service) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if not service.ready:  # `serve` may have started it already
+        if not service.is_ready:  # `serve` may have started it already
             await service.start()
         try:
             yield
@@ -43,7 +43,7 @@ def make_app(service: Service) -> ASGIApp:
     )
     app.state.service = service
     access = Access(app, service.tokens, service.quotas, service.audit, service.settings.max_message_bytes)
-    service.rates = access.rates  # type: ignore[method-assign]
+    service.get_rate_limiter = access.get_rate_limiter  # type: ignore[method-assign]
 
     @app.get("/health/live", include_in_schema=False)
     def live() -> JSONResponse:
@@ -51,24 +51,24 @@ def make_app(service: Service) -> ASGIApp:
 
     @app.get("/health/ready")
     def ready() -> JSONResponse:
-        here = service.ready and any(worker.here for worker in list(service.board.workers.values()))
-        here = here and not service.board.records.away
+        here = service.is_ready and any(worker.is_connected for worker in list(service.dispatcher.workers.values()))
+        here = here and not service.dispatcher.records.unavailable_reason
         return JSONResponse({"ready": here}, status_code=200 if here else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
-        return exposition(service.board)
+        return format_metrics(service.dispatcher)
 
-    add_routes(app, service.board)
-    add_worker_routes(app, service.board, service.workers)
+    add_routes(app, service.dispatcher)
+    add_worker_routes(app, service.dispatcher, service.workers)
     add_rock_routes(app, images=service.settings.runtime == "docker")
 
     @app.websocket("/v1/line")
     async def line(socket: WebSocket) -> None:
-        await service.line(socket)
+        await service.serve_client(socket)
 
     @app.websocket("/v1/worker")
     async def worker(socket: WebSocket) -> None:
-        await service.worker(socket)
+        await service.serve_worker(socket)
 
     return access

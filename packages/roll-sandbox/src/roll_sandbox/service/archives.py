@@ -17,7 +17,7 @@ from roll_sandbox.types import PythonCode
 
 __all__ = ["check_archive", "pack", "unpack"]
 
-MOST_BYTES = 2**26
+MAX_BYTES = 2**26
 _WALL_S = 60.0
 _PACK = """
 import os, sys, tarfile
@@ -43,10 +43,10 @@ async def pack(sandbox: Sandbox, path: str) -> bytes:
         SandboxPathError: the directory cannot be read.
         SandboxRequestError: the sandbox returned something other than such an archive.
     """
-    program = PythonCode(source=_PACK, argv=(path,), wall_s=_WALL_S, output_bytes=MOST_BYTES)
+    program = PythonCode(source=_PACK, argv=(path,), wall_s=_WALL_S, output_bytes=MAX_BYTES)
     result = await sandbox.execute(program)
     if not result.ok:
-        raise SandboxPathError(5, f"in the sandbox: {_last(result.stderr) or result.outcome}", path)
+        raise SandboxPathError(5, f"in the sandbox: {_last_line(result.stderr) or result.outcome}", path)
     limits = sandbox.spec.limits
     await asyncio.to_thread(check_archive, result.stdout, limits.disk_bytes * 2, limits.max_files * 2)
     return result.stdout
@@ -64,10 +64,10 @@ async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
     await asyncio.to_thread(check_archive, archive, limits.disk_bytes, limits.max_files)
     result = await sandbox.execute(PythonCode(source=_UNPACK, argv=(path,), stdin=archive, wall_s=_WALL_S))
     if not result.ok:
-        raise SandboxPathError(5, f"in the sandbox: {_last(result.stderr) or result.outcome}", path)
+        raise SandboxPathError(5, f"in the sandbox: {_last_line(result.stderr) or result.outcome}", path)
 
 
-def check_archive(data: bytes, most_bytes: int, most_files: int) -> None:
+def check_archive(data: bytes, max_bytes: int, max_files: int) -> None:
     """Check that `data` is a plain tar archive of files and directories, all inside it.
 
     Raises:
@@ -80,9 +80,9 @@ def check_archive(data: bytes, most_bytes: int, most_files: int) -> None:
             for member in archive:
                 archive.members = []  # pyrefly: ignore[missing-attribute]  # tarfile would keep them all
                 count, size = count + 1, size + max(0, member.size)
-                if count > most_files or size > most_bytes:
+                if count > max_files or size > max_bytes:
                     raise OversizedUploadError(
-                        f"an archive with more than {most_files:,} files or {most_bytes:,} bytes: send less, or raise "
+                        f"an archive with more than {max_files:,} files or {max_bytes:,} bytes: send less, or raise "
                         "the sandbox's disk_bytes and max_files."
                     )
                 _check_member(member)
@@ -101,5 +101,5 @@ def _check_member(member: tarfile.TarInfo) -> None:
         raise SandboxRequestError(f"'{member.name[:200]!r}' in an archive leads out of its directory.")
 
 
-def _last(stderr: bytes) -> str:
+def _last_line(stderr: bytes) -> str:
     return stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 __all__ = ["Audit"]
 
-_MOST_BYTES = 2**26
-_MOST_WAITING = 100_000
+_MAX_BYTES = 2**26
+_MAX_QUEUED_LINES = 100_000
 """Most lines that wait while the disk cannot be written."""
-_AT_ONCE = 1000
-_MOST_TEXT = 200
+_LINES_PER_WRITE = 1000
+_MAX_TEXT_CHARS = 200
 """Most characters of one field, since clients choose the names in it."""
 _log = logging.getLogger(__name__)
 
@@ -33,20 +33,22 @@ class Audit:
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._lock = threading.Lock()
-        self.dropped = 0
-        self.failing = False
+        self.num_dropped = 0
+        self.is_failing = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _opened(path)
+            self._file = _open_file(path)
 
-    def note(self, action: str, *, owner: str, token: str, what: str = "", outcome: str = "ok", peer: str = "") -> None:
+    def record(
+        self, action: str, *, owner: str, token: str, what: str = "", outcome: str = "ok", peer: str = ""
+    ) -> None:
         """Add one line; it is in the file after the next `flush`."""
         if self._path is None:
             return
         said = {"action": action, "owner": owner, "token": token, "what": what, "outcome": outcome, "peer": peer}
-        entry = {"time": round(time.time(), 3), **{name: text[:_MOST_TEXT] for name, text in said.items() if text}}
-        if len(self._lines) >= _MOST_WAITING:
-            self.dropped += 1
+        entry = {"time": round(time.time(), 3), **{name: text[:_MAX_TEXT_CHARS] for name, text in said.items() if text}}
+        if len(self._lines) >= _MAX_QUEUED_LINES:
+            self.num_dropped += 1
         else:
             self._lines.append(json.dumps(entry).encode() + b"\n")
 
@@ -57,23 +59,23 @@ class Audit:
                 return
             try:
                 self._write(self._path)
-                self.failing = False
+                self.is_failing = False
             except OSError as error:
-                if not self.failing:
+                if not self.is_failing:
                     _log.warning("the audit file '%s' is not written: %s", self._path, error.strerror)
-                self.failing = True
+                self.is_failing = True
 
     def _write(self, path: Path) -> None:
-        if self._file is None or not _same(self._file, path):
+        if self._file is None or not _is_same_file(self._file, path):
             self._close()
-            self._file = _opened(path)
-        if os.fstat(self._file).st_size > _MOST_BYTES:
+            self._file = _open_file(path)
+        if os.fstat(self._file).st_size > _MAX_BYTES:
             path.replace(path.with_name(path.name + ".1"))
             self._close()
-            self._file = _opened(path)
+            self._file = _open_file(path)
         while self._rest or self._lines:
             if not self._rest:
-                self._rest = b"".join(self._lines.popleft() for _ in range(min(len(self._lines), _AT_ONCE)))
+                self._rest = b"".join(self._lines.popleft() for _ in range(min(len(self._lines), _LINES_PER_WRITE)))
             self._rest = self._rest[os.write(self._file, self._rest) :]
 
     def close(self) -> None:
@@ -88,11 +90,11 @@ class Audit:
             self._file = None
 
 
-def _opened(path: Path) -> int:
+def _open_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
-def _same(file: int, path: Path) -> bool:
+def _is_same_file(file: int, path: Path) -> bool:
     try:
         there, mine = path.stat(), os.fstat(file)
     except FileNotFoundError:

@@ -29,15 +29,15 @@ __all__ = [
     "SessionBody",
     "SessionRunBody",
     "Text",
-    "invalid",
-    "result_body",
+    "describe_validation_error",
+    "make_result_body",
 ]
 
 _Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 _NO_ZERO = r"^[^\x00]*$"
 
 
-def invalid(error: RequestValidationError) -> str:
+def describe_validation_error(error: RequestValidationError) -> str:
     """Return a one-line description of a request's errors."""
     said = []
     for each in error.errors():
@@ -46,7 +46,7 @@ def invalid(error: RequestValidationError) -> str:
     return "; ".join(said)[:1000]
 
 
-def _clean(text: str) -> str:
+def _check_utf8(text: str) -> str:
     """Check that a text can be encoded as UTF-8.
 
     Raises:
@@ -59,8 +59,8 @@ def _clean(text: str) -> str:
     return text
 
 
-_Source = Annotated[str, AfterValidator(_clean)]
-Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_clean)]
+_Source = Annotated[str, AfterValidator(_check_utf8)]
+Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_check_utf8)]
 """A text without zero bytes and halves of surrogate pairs."""
 Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
@@ -196,7 +196,7 @@ class EntryBody(BaseModel):
     size: int
 
 
-def result_body(result: ExecutionResult, *, output_kept: bool = True) -> ResultBody:
+def make_result_body(result: ExecutionResult, *, output_kept: bool = True) -> ResultBody:
     """Convert a result to a response body."""
     return ResultBody(
         outcome=result.outcome.value,

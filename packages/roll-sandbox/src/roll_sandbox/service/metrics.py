@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from roll_sandbox.service.placement import load
-from roll_sandbox.service.switchboard import Switchboard
+from roll_sandbox.service.dispatcher import Dispatcher
+from roll_sandbox.service.placement import compute_load
 
-__all__ = ["exposition"]
+__all__ = ["format_metrics"]
 
 _TOTALS = {
     "sandboxes": "Sandboxes that started.",
@@ -19,35 +19,48 @@ _TOTALS = {
 }
 
 
-def exposition(board: Switchboard) -> str:
+def format_metrics(dispatcher: Dispatcher) -> str:
     """Return the metrics in Prometheus' text format."""
     lines = []
     for name, meaning in _TOTALS.items():
         metric = f"roll_sandbox_{name}_total"
-        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} counter", f"{metric} {board.counts[name]}"]
+        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} counter", f"{metric} {dispatcher.counts[name]}"]
     gauges = {
-        "roll_sandbox_alive": ("Sandboxes that have not ended.", len(board.entries)),
-        "roll_sandbox_running_programs": ("Programs that run.", sum(e.running for e in board.entries.values())),
-        "roll_sandbox_workers": ("Workers that are connected.", sum(w.here for w in board.workers.values())),
-        "roll_sandbox_database_up": ("Whether the database is written to.", int(not board.records.away)),
-        "roll_sandbox_database_waiting": ("Records that wait for the database.", board.records.waiting),
-        "roll_sandbox_audit_up": ("Whether the audit file is written to.", int(not board.audit.failing)),
-        "roll_sandbox_audit_dropped": ("Lines of the audit that were given up.", board.audit.dropped),
+        "roll_sandbox_alive": ("Sandboxes that have not ended.", len(dispatcher.entries)),
+        "roll_sandbox_running_programs": (
+            "Programs that run.",
+            sum(e.num_running for e in dispatcher.entries.values()),
+        ),
+        "roll_sandbox_workers": (
+            "Workers that are connected.",
+            sum(w.is_connected for w in dispatcher.workers.values()),
+        ),
+        "roll_sandbox_database_up": (
+            "Whether the database is written to.",
+            int(not dispatcher.records.unavailable_reason),
+        ),
+        "roll_sandbox_database_waiting": ("Records that wait for the database.", dispatcher.records.num_waiting),
+        "roll_sandbox_audit_up": ("Whether the audit file is written to.", int(not dispatcher.audit.is_failing)),
+        "roll_sandbox_audit_dropped": ("Lines of the audit that were given up.", dispatcher.audit.num_dropped),
     }
     for metric, (meaning, value) in gauges.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {value}"]
-    lines += _of_workers(board)
+    lines += _format_worker_metrics(dispatcher)
     return "\n".join(lines) + "\n"
 
 
-def _of_workers(board: Switchboard) -> list[str]:
+def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
     """Return one sample for each worker, and for each of its pools."""
-    workers = list(board.workers.values())
+    workers = list(dispatcher.workers.values())
     pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
     of_worker = {
-        "held": ("gauge", "Sandboxes of a worker.", [worker.held for worker in workers]),
-        "draining": ("gauge", "Whether a worker gets no new ones.", [int(worker.draining) for worker in workers]),
-        "load": ("gauge", "The share of its scarcest part that is taken.", [round(load(w), 4) for w in workers]),
+        "held": ("gauge", "Sandboxes of a worker.", [worker.num_sandboxes for worker in workers]),
+        "draining": ("gauge", "Whether a worker gets no new ones.", [int(worker.is_draining) for worker in workers]),
+        "load": (
+            "gauge",
+            "The share of its scarcest part that is taken.",
+            [round(compute_load(w), 4) for w in workers],
+        ),
     }
     of_pool = {
         "idle": ("gauge", "Sandboxes that wait.", [pool.idle for _, pool in pools]),
@@ -57,7 +70,7 @@ def _of_workers(board: Switchboard) -> list[str]:
     }
     labels = {
         "worker": [f'worker="{worker.name}"' for worker in workers],
-        "pool": [f'worker="{worker.name}",pool="{_escaped(pool.pool)}"' for worker, pool in pools],
+        "pool": [f'worker="{worker.name}",pool="{_escape_label(pool.pool)}"' for worker, pool in pools],
     }
     lines = []
     for kind, metrics in (("worker", of_worker), ("pool", of_pool)):
@@ -68,6 +81,6 @@ def _of_workers(board: Switchboard) -> list[str]:
     return lines
 
 
-def _escaped(label: str) -> str:
+def _escape_label(label: str) -> str:
     """Escape a label, which may have an image name from a client in it."""
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Iterable
 
 from roll_sandbox.errors import SandboxUnavailableError
-from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.types import SandboxSpec
 
-__all__ = ["choose", "load"]
+__all__ = ["choose_worker", "compute_load"]
 
-LEAST_FREE_BYTES = 2**28
+MIN_FREE_BYTES = 2**28
 """A machine with less free memory gets no sandbox. Limits do not matter here: they are seldom reached, and never all at
 once.
 """
@@ -22,7 +22,7 @@ IMAGE_LOAD = 0.25
 """Load added to a worker that would have to fetch the image."""
 
 
-def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
+def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
     """Choose the worker of a new sandbox: `near`, else by the spec's affinity, else the least loaded.
 
     Args:
@@ -33,7 +33,7 @@ def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink
     Raises:
         SandboxUnavailableError: no worker is connected, or none has room.
     """
-    here = [worker for worker in workers if worker.here and not worker.draining]
+    here = [worker for worker in workers if worker.is_connected and not worker.is_draining]
     with_room = [worker for worker in here if _fits(worker, spec)]
     if not with_room:
         raise SandboxUnavailableError(
@@ -45,16 +45,19 @@ def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink
     if near in with_room:
         return near
     if spec.affinity:
-        return max(with_room, key=lambda worker: _draw(spec.affinity, worker.name))
-    return min(with_room, key=lambda worker: load(worker) + IMAGE_LOAD * _lacks(worker, spec))
+        return max(with_room, key=lambda worker: _rendezvous_score(spec.affinity, worker.name))
+    return min(with_room, key=lambda worker: compute_load(worker) + IMAGE_LOAD * _lacks_image(worker, spec))
 
 
-def load(worker: WorkerLink) -> float:
+def compute_load(worker: WorkerLink) -> float:
     """Return the largest used share of a worker's resources: slots, promised memory, free memory and cores."""
     report = worker.report
-    shares = [worker.held / worker.capacity, report.busy + worker.placed / (PLACED_PER_CORE * report.cores)]
+    shares = [
+        worker.num_sandboxes / worker.capacity,
+        report.busy + worker.num_placed / (PLACED_PER_CORE * report.cores),
+    ]
     if worker.memory_bytes:
-        shares.append(worker.held_memory_bytes / worker.memory_bytes)
+        shares.append(worker.reserved_memory_bytes / worker.memory_bytes)
     if report.memory_bytes and report.free_bytes is not None:
         shares.append(1 - report.free_bytes / report.memory_bytes)
     return max(shares)
@@ -63,16 +66,19 @@ def load(worker: WorkerLink) -> float:
 def _fits(worker: WorkerLink, spec: SandboxSpec) -> bool:
     free_bytes = worker.report.free_bytes
     return (
-        worker.held < worker.capacity
-        and (worker.memory_bytes is None or worker.held_memory_bytes + spec.limits.memory_bytes <= worker.memory_bytes)
-        and (free_bytes is None or free_bytes - worker.placed * IDLE_BYTES >= LEAST_FREE_BYTES)
+        worker.num_sandboxes < worker.capacity
+        and (
+            worker.memory_bytes is None
+            or worker.reserved_memory_bytes + spec.limits.memory_bytes <= worker.memory_bytes
+        )
+        and (free_bytes is None or free_bytes - worker.num_placed * IDLE_BYTES >= MIN_FREE_BYTES)
     )
 
 
-def _lacks(worker: WorkerLink, spec: SandboxSpec) -> bool:
+def _lacks_image(worker: WorkerLink, spec: SandboxSpec) -> bool:
     return spec.image is not None and spec.image not in worker.report.images
 
 
-def _draw(affinity: str, name: str) -> bytes:
+def _rendezvous_score(affinity: str, name: str) -> bytes:
     """Return a stable score by rendezvous hashing: a worker that comes or goes moves only its own sandboxes."""
     return hashlib.sha256(f"{affinity}\0{name}".encode()).digest()

@@ -35,21 +35,21 @@ class Quota:
 
 
 _NAMES = {field.name for field in fields(Quota)}
-_BOUND = ("lifetime_s", "requests_per_s")
+_REQUIRED = ("lifetime_s", "requests_per_s")
 """Fields that are never `None`."""
 _log = logging.getLogger(__name__)
 
 
-def _fits(name: str, value: object) -> bool:
+def _is_valid_value(name: str, value: object) -> bool:
     """Return whether a field may have this value; database rows may have been edited by hand."""
     if value is None:
-        return name in _NAMES and name not in _BOUND
-    least = 1e-9 if name in _BOUND else 0
+        return name in _NAMES and name not in _REQUIRED
+    least = 1e-9 if name in _REQUIRED else 0
     return name in _NAMES and type(value) in (int, float) and least <= value <= 2**62  # type: ignore[operator]
 
 
 @dataclass
-class _Taken:
+class _Usage:
     sandboxes: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0
@@ -66,48 +66,48 @@ class Quotas:
 
     def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
         self._default = default
-        self._given: Mapping[str, Mapping[str, Any]] = {}
+        self._fields: Mapping[str, Mapping[str, Any]] = {}
         self._named: dict[str, Quota] = {}
-        self._taken: defaultdict[str, _Taken] = defaultdict(_Taken)
-        self.name(named)
+        self._usage: defaultdict[str, _Usage] = defaultdict(_Usage)
+        self.set_named(named)
 
-    def name(self, named: Mapping[str, Mapping[str, Any]]) -> None:
+    def set_named(self, named: Mapping[str, Mapping[str, Any]]) -> None:
         """Replace the fields of `Quota` by owner. What is taken stays, even where it now exceeds the quota."""
-        if named == self._given:
+        if named == self._fields:
             return
-        self._given = named
+        self._fields = named
         self._named = {}
         for owner, values in named.items():
-            sound = {name: value for name, value in values.items() if _fits(name, value)}
+            sound = {name: value for name, value in values.items() if _is_valid_value(name, value)}
             if sound != values:
                 _log.warning("the quota of '%s' has what no quota has: %s", owner, sorted(values.keys() - sound.keys()))
             self._named[owner] = replace(self._default, **sound)
 
-    def of(self, owner: str) -> Quota:
+    def get(self, owner: str) -> Quota:
         """Return an owner's quota."""
         return self._named.get(owner, self._default)
 
-    def lifetime_s(self, owner: str, asked_s: float | None, default_s: float) -> float:
+    def resolve_lifetime_s(self, owner: str, requested_s: float | None, default_s: float) -> float:
         """Return the lifetime of a sandbox.
 
         Raises:
-            SandboxQuotaError: `asked_s` exceeds the quota.
+            SandboxQuotaError: `requested_s` exceeds the quota.
         """
-        most = self.of(owner).lifetime_s
-        if asked_s is not None and asked_s > most:
+        most = self.get(owner).lifetime_s
+        if requested_s is not None and requested_s > most:
             raise SandboxQuotaError(
-                f"a sandbox of '{owner}' was to live {asked_s:g} s and may live {most:g} s: ask for less, or have the "
-                f"quota raised (`roll-sandbox quota set {owner} --lifetime`)."
+                f"the requested lifetime is {requested_s:g} s, and the quota of '{owner}' allows {most:g} s: request "
+                f"less, or raise the quota (`roll-sandbox quota set {owner} --lifetime`)."
             )
-        return min(default_s, most) if asked_s is None else asked_s
+        return min(default_s, most) if requested_s is None else requested_s
 
-    def allow(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
+    def check_sandbox(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
         """Check that a sandbox fits into the owner's quota, and return its spec as `bounded` does.
 
         Raises:
             SandboxQuotaError: the quota is used up, or the spec exceeds it.
         """
-        quota, taken, limits = self.of(owner), self._taken[owner], spec.limits
+        quota, taken, limits = self.get(owner), self._usage[owner], spec.limits
         for what, have, more, most in (
             ("sandboxes", taken.sandboxes, 1, quota.sandboxes),
             ("bytes of memory", taken.memory_bytes, limits.memory_bytes, quota.memory_bytes),
@@ -119,11 +119,11 @@ class Quotas:
                     f"quota raised (`roll-sandbox quota set {owner}`)."
                 )
         self.check_cpu(owner, limits.cpu_s)
-        return self.bounded(owner, spec)
+        return self.apply_cpu_limit(owner, spec)
 
-    def bounded(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
+    def apply_cpu_limit(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
         """Return the spec, with the owner's bound on CPU time if the spec has none."""
-        cpu_s = spec.limits.cpu_s or self.of(owner).cpu_s
+        cpu_s = spec.limits.cpu_s or self.get(owner).cpu_s
         return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
 
     def check_cpu(self, owner: str, cpu_s: float | None) -> None:
@@ -132,48 +132,48 @@ class Quotas:
         Raises:
             SandboxQuotaError: it exceeds the owner's quota.
         """
-        most = self.of(owner).cpu_s
+        most = self.get(owner).cpu_s
         if most is not None and cpu_s is not None and cpu_s > most:
             raise SandboxQuotaError(
                 f"a program of '{owner}' was to have {cpu_s:g} s of CPU time and may have {most:g} s: ask for less, or "
                 f"have the quota raised (`roll-sandbox quota set {owner} --cpu`)."
             )
 
-    def take(self, owner: str, spec: SandboxSpec) -> None:
+    def add_sandbox(self, owner: str, spec: SandboxSpec) -> None:
         """Count a sandbox that `allow` has admitted, or that already exists."""
-        taken, limits = self._taken[owner], spec.limits
+        taken, limits = self._usage[owner], spec.limits
         taken.sandboxes += 1
         taken.memory_bytes += limits.memory_bytes
         taken.disk_bytes += limits.disk_bytes
 
-    def give_back(self, owner: str, spec: SandboxSpec) -> None:
+    def remove_sandbox(self, owner: str, spec: SandboxSpec) -> None:
         """Stop counting a sandbox that has ended."""
-        taken = self._taken[owner]
+        taken = self._usage[owner]
         taken.sandboxes -= 1
         taken.memory_bytes -= spec.limits.memory_bytes
         taken.disk_bytes -= spec.limits.disk_bytes
 
-    def begin(self, owner: str) -> None:
+    def add_program(self, owner: str) -> None:
         """Count a program.
 
         Raises:
             SandboxQuotaError: the quota of programs is used up.
         """
-        most = self.of(owner).programs
-        if most is not None and self._taken[owner].programs >= most:
+        most = self.get(owner).programs
+        if most is not None and self._usage[owner].programs >= most:
             raise SandboxQuotaError(
                 f"'{owner}' runs {most:,} programs, which is all that may run at once: wait for some."
             )
-        self.count_in(owner)
+        self.count_programs(owner)
 
-    def count_in(self, owner: str, programs: int = 1) -> None:
+    def count_programs(self, owner: str, programs: int = 1) -> None:
         """Count running programs without checking the quota."""
-        self._taken[owner].programs += programs
+        self._usage[owner].programs += programs
 
-    def taken(self, owner: str) -> dict[str, int]:
+    def get_usage(self, owner: str) -> dict[str, int]:
         """Return the used amounts of an owner's quota, by field."""
-        return asdict(self._taken[owner])
+        return asdict(self._usage[owner])
 
-    def end(self, owner: str, programs: int = 1) -> None:
+    def remove_programs(self, owner: str, programs: int = 1) -> None:
         """Stop counting programs that have ended."""
-        self._taken[owner].programs -= programs
+        self._usage[owner].programs -= programs

@@ -20,10 +20,10 @@ from starlette.responses import JSONResponse, Response
 
 from roll_sandbox.agent_sandbox import Session
 from roll_sandbox.errors import RollSandboxError, SandboxError, SandboxRequestError, UnknownSandboxError
-from roll_sandbox.remote.line import RemoteSandbox
+from roll_sandbox.remote.connection import RemoteSandbox
 from roll_sandbox.service.access import ROCK
-from roll_sandbox.service.bodies import CheckedRoute, Named, invalid
-from roll_sandbox.service.inside import Inside, Owned
+from roll_sandbox.service.bodies import CheckedRoute, Named, describe_validation_error
+from roll_sandbox.service.local_clients import LocalClients, OwnerSandboxes
 from roll_sandbox.service.rock_bodies import (
     BAD_REQUEST,
     BROKEN,
@@ -41,7 +41,7 @@ from roll_sandbox.types import Command, Outcome
 
 __all__ = ["add_rock_routes"]
 
-_LONGEST_S = 86400.0
+_MAX_WALL_S = 86400.0
 _ESCAPES = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
 """The escape sequences that ROCK removes from a shell's output (`rock/rocklet/linux.py`)."""
 _FORM = {
@@ -73,25 +73,25 @@ class _RockRoute(CheckedRoute):
             try:
                 return await answer(request)
             except RequestValidationError as error:
-                return _failed(invalid(error), BAD_REQUEST)
+                return _make_failure(describe_validation_error(error), BAD_REQUEST)
             except HTTPException as error:
-                return _failed(str(error.detail), BAD_REQUEST)
+                return _make_failure(str(error.detail), BAD_REQUEST)
             except CommandFailedError as error:
-                return _failed(str(error), COMMAND_FAILED)
+                return _make_failure(str(error), COMMAND_FAILED)
             except (RollSandboxError, ValueError) as error:
                 broken = isinstance(error, SandboxError) and not isinstance(error, UnknownSandboxError)
-                return _failed(str(error)[:2000], BROKEN if broken else BAD_REQUEST)
+                return _make_failure(str(error)[:2000], BROKEN if broken else BAD_REQUEST)
 
         return guarded
 
 
-def _failed(error: str, code: int) -> Response:
+def _make_failure(error: str, code: int) -> Response:
     result = {"code": code, "exit_code": None, "failure_reason": error}
     error = error.encode(errors="replace").decode()
     return JSONResponse({"status": "Failed", "message": "refused", "error": error, "result": result})
 
 
-class _Known:
+class _SandboxState:
     """The state that ROCK's routes keep of a sandbox, beyond the service's; lost with this server."""
 
     def __init__(self, request: StartRequest) -> None:
@@ -102,9 +102,9 @@ class _Known:
 class _Rock:
     """One owner's sandboxes in ROCK's format."""
 
-    def __init__(self, owned: Owned, known: dict[tuple[str, str], _Known]) -> None:
+    def __init__(self, owned: OwnerSandboxes, known: dict[tuple[str, str], _SandboxState]) -> None:
         self.owned = owned
-        self._known = known
+        self._states = known
 
     async def start(self, request: StartRequest, *, images: bool) -> dict[str, Any]:
         """Start a sandbox, and return when it runs.
@@ -113,41 +113,41 @@ class _Rock:
             request: ROCK's request.
             images: whether to use the image even if no worker reports to have it.
         """
-        images = images or any(request.image in each.report.images for each in self.owned.board.workers.values())
+        images = images or any(request.image in each.report.images for each in self.owned.dispatcher.workers.values())
         spec, name = request.spec(images=images), request.sandbox_id
         if request.num_gpus:
             raise SandboxRequestError("sandboxes here have no GPU: leave 'num_gpus' out.")
         sandbox, _ = await self.owned.create(spec, request.auto_clear_time_minutes * 60.0, name=name)
-        if (self.owned.owner, sandbox.name) not in self._known:
-            self._keep(sandbox.name, _Known(request))
+        if (self.owned.owner, sandbox.name) not in self._states:
+            self._keep(sandbox.name, _SandboxState(request))
             sandbox.on_close(partial(self._forget, sandbox.name))
-        worker = self.owned.board.find(self.owned.owner, sandbox.name).worker.name
+        worker = self.owned.dispatcher.find(self.owned.owner, sandbox.name).worker.name
         return {"sandbox_id": sandbox.name, "host_name": worker, "host_ip": None}
 
-    def _keep(self, name: str, known: _Known) -> _Known:
-        self._known[self.owned.owner, name] = known
+    def _keep(self, name: str, known: _SandboxState) -> _SandboxState:
+        self._states[self.owned.owner, name] = known
         return known
 
     def _forget(self, name: str) -> None:
-        self._known.pop((self.owned.owner, name), None)
+        self._states.pop((self.owned.owner, name), None)
 
-    def of(self, name: str) -> _Known:
+    def get_state(self, name: str) -> _SandboxState:
         """Return the state of a live sandbox."""
-        self.owned.board.find(self.owned.owner, name)
-        return self._known.get((self.owned.owner, name)) or self._keep(name, _Known(StartRequest()))
+        self.owned.dispatcher.find(self.owned.owner, name)
+        return self._states.get((self.owned.owner, name)) or self._keep(name, _SandboxState(StartRequest()))
 
-    async def used(self, name: str) -> RemoteSandbox:
+    async def touch(self, name: str) -> RemoteSandbox:
         """Return a sandbox that is about to be used, and restart its lifetime if a tenth of it has passed."""
         sandbox = await self.owned.sandbox(name)
-        entry = self.owned.board.find(self.owned.owner, name)
-        lifetime_s = self.of(name).request.auto_clear_time_minutes * 60.0
-        if entry.ends - time.monotonic() < 0.9 * lifetime_s:
-            self.owned.board.extend(entry, lifetime_s)
+        entry = self.owned.dispatcher.find(self.owned.owner, name)
+        lifetime_s = self.get_state(name).request.auto_clear_time_minutes * 60.0
+        if entry.ends_at - time.monotonic() < 0.9 * lifetime_s:
+            self.owned.dispatcher.extend(entry, lifetime_s)
         return sandbox
 
-    def status(self, name: str) -> dict[str, Any]:
+    def get_status(self, name: str) -> dict[str, Any]:
         """Return `get_status` of a live sandbox."""
-        entry, request = self.owned.board.find(self.owned.owner, name), self.of(name).request
+        entry, request = self.owned.dispatcher.find(self.owned.owner, name), self.get_state(name).request
         alive = entry.state == "running"
         return {
             "sandbox_id": name,
@@ -164,9 +164,9 @@ class _Rock:
             "user_id": self.owned.owner,
         }
 
-    async def ended(self, name: str) -> dict[str, Any] | None:
+    async def get_ended_status(self, name: str) -> dict[str, Any] | None:
         """Return `get_status` of a sandbox that ended within the last hour."""
-        row = await asyncio.to_thread(self.owned.board.records.sandbox, self.owned.owner, name)
+        row = await asyncio.to_thread(self.owned.dispatcher.records.load_sandbox, self.owned.owner, name)
         said = {"sandbox_id": name, "status": {}, "state": "stopped", "is_alive": False, "port_mapping": {}}
         return None if row is None else {**said, "host_name": row.worker, "user_id": self.owned.owner}
 
@@ -174,8 +174,8 @@ class _Rock:
         """Run a command and wait for its end."""
         command = request.command
         argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
-        program = Command(argv=argv, env=request.env or {}, cwd=request.cwd, wall_s=request.timeout or _LONGEST_S)
-        result = await (await self.used(request.sandbox_id)).execute(program)
+        program = Command(argv=argv, env=request.env or {}, cwd=request.cwd, wall_s=request.timeout or _MAX_WALL_S)
+        result = await (await self.touch(request.sandbox_id)).execute(program)
         if result.outcome is Outcome.WALL_TIME:
             raise CommandFailedError(f"the command took longer than its timeout of {request.timeout} s.")
         code = 128 + 9 if result.exit_code is None else result.exit_code
@@ -189,8 +189,8 @@ class _Rock:
 
     async def open(self, request: SessionRequest) -> dict[str, Any]:
         """Open a shell under the caller's name for it."""
-        sandbox = await self.used(request.sandbox_id)
-        sessions = self.of(request.sandbox_id).sessions
+        sandbox = await self.touch(request.sandbox_id)
+        sessions = self.get_state(request.sandbox_id).sessions
         if request.session in sessions and not sessions[request.session].closed:
             raise SandboxRequestError(f"there is a session '{request.session}' already.")
         session = sessions[request.session] = await sandbox.session(env=request.env)
@@ -198,9 +198,9 @@ class _Rock:
             await session.run("; ".join(f"source {shlex.quote(path)}" for path in request.startup_source))
         return {"output": "", "session_type": "bash"}
 
-    def session(self, sandbox: str, name: str) -> Session:
+    def get_session(self, sandbox: str, name: str) -> Session:
         """Return an open session."""
-        session = self.of(sandbox).sessions.get(name)
+        session = self.get_state(sandbox).sessions.get(name)
         if session is None:
             raise SandboxRequestError(
                 f"there is no session '{name}', or it was lost when the server was started again."
@@ -209,9 +209,9 @@ class _Rock:
 
     async def run(self, request: SessionCommand) -> dict[str, Any]:
         """Run a command in a session, and return both streams as one output without terminal sequences."""
-        await self.used(request.sandbox_id)
-        session = self.session(request.sandbox_id, request.session)
-        job = await session.start(request.command, wall_s=request.timeout or _LONGEST_S)
+        await self.touch(request.sandbox_id)
+        session = self.get_session(request.sandbox_id, request.session)
+        job = await session.start(request.command, wall_s=request.timeout or _MAX_WALL_S)
         output = b"".join([chunk.data async for chunk in job.stream()]).decode(errors="replace")
         output = _ESCAPES.sub("", output).strip()
         result = await job.wait()
@@ -225,17 +225,17 @@ class _Rock:
 
     async def close(self, request: SessionRequest) -> dict[str, Any]:
         """End a shell."""
-        await self.session(request.sandbox_id, request.session).close()
-        del self.of(request.sandbox_id).sessions[request.session]
+        await self.get_session(request.sandbox_id, request.session).close()
+        del self.get_state(request.sandbox_id).sessions[request.session]
         return {"session_type": "bash"}
 
 
-async def _rock(request: Request) -> _Rock:
-    inside: Inside = request.app.state.inside
-    return _Rock(inside.of(request.scope["identity"]), request.app.state.rock)
+async def _get_rock(request: Request) -> _Rock:
+    inside: LocalClients = request.app.state.local_clients
+    return _Rock(inside.get(request.scope["identity"]), request.app.state.rock)
 
 
-Here = Annotated[_Rock, Depends(_rock)]
+Here = Annotated[_Rock, Depends(_get_rock)]
 Id = Annotated[Named, Query()]
 
 
@@ -257,7 +257,7 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
     @router.get("/is_alive")
     async def is_alive(sandbox_id: Id, here: Here) -> RockAnswer:
         try:
-            said = here.status(sandbox_id)
+            said = here.get_status(sandbox_id)
         except UnknownSandboxError as error:  # not a failure, as in ROCK
             said = {"is_alive": False, "host_name": str(error)}
         return RockAnswer(result={"is_alive": said["is_alive"], "message": said["host_name"]})
@@ -266,15 +266,15 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
     async def get_status(sandbox_id: Id, here: Here, include_all_states: bool = False) -> RockAnswer:
         """Return a sandbox's status; with `include_all_states`, also of one that has ended."""
         try:
-            return RockAnswer(result=here.status(sandbox_id))
+            return RockAnswer(result=here.get_status(sandbox_id))
         except UnknownSandboxError:
-            if not include_all_states or (said := await here.ended(sandbox_id)) is None:
+            if not include_all_states or (said := await here.get_ended_status(sandbox_id)) is None:
                 raise
             return RockAnswer(result=said)
 
     @router.get("/sandboxes")
     async def list_all(here: Here) -> RockAnswer:
-        items = [here.status(entry.name) for entry in here.owned.board.of(here.owned.owner)]
+        items = [here.get_status(entry.name) for entry in here.owned.dispatcher.list_sandboxes(here.owned.owner)]
         return RockAnswer(result={"items": items, "total": len(items), "has_more": False})
 
     @router.post("/execute")
@@ -285,7 +285,7 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
     @router.post("/delete")
     async def stop(request: OfSandbox, here: Here) -> RockAnswer:
         """Stop a sandbox. As in ROCK, it is no error if it has already ended."""
-        if f"{here.owned.owner}/{request.sandbox_id}" in here.owned.board.entries:
+        if f"{here.owned.owner}/{request.sandbox_id}" in here.owned.dispatcher.entries:
             await (await here.owned.sandbox(request.sandbox_id)).close()
         return RockAnswer(result=f"{request.sandbox_id} stopped")
 
@@ -317,7 +317,7 @@ def _add_sessions(router: APIRouter) -> None:
 def _add_files(router: APIRouter) -> None:
     @router.post("/read_file")
     async def read_file(request: ReadRequest, here: Here) -> RockAnswer:
-        data = await (await here.used(request.sandbox_id)).read_file(request.path)
+        data = await (await here.touch(request.sandbox_id)).read_file(request.path)
         try:
             text = data.decode(request.encoding or "utf-8", request.errors or "strict")
         except LookupError:
@@ -326,21 +326,21 @@ def _add_files(router: APIRouter) -> None:
 
     @router.post("/write_file")
     async def write_file(request: WriteRequest, here: Here) -> RockAnswer:
-        await (await here.used(request.sandbox_id)).write_file(request.path, request.content.encode())
+        await (await here.touch(request.sandbox_id)).write_file(request.path, request.content.encode())
         return RockAnswer(result={"success": True, "message": ""})
 
     @router.post("/upload", openapi_extra={"requestBody": {"content": _FORM, "required": True}})
     async def upload(request: Request, here: Here) -> RockAnswer:
         kind = request.headers.get("content-type", "")
-        parts = await asyncio.to_thread(_form, kind, await request.body())
+        parts = await asyncio.to_thread(_parse_form, kind, await request.body())
         if not parts.keys() >= {"file", "target_path", "sandbox_id"}:
             raise SandboxRequestError("an upload is a form of 'file', 'target_path' and 'sandbox_id'.")
         target, name = parts["target_path"].decode(), parts["sandbox_id"].decode()
-        await (await here.used(name)).write_file(target, parts["file"])
+        await (await here.touch(name)).write_file(target, parts["file"])
         return RockAnswer(result={"success": True, "message": "", "file_name": target.rpartition("/")[2]})
 
 
-def _form(kind: str, body: bytes) -> dict[str, bytes]:
+def _parse_form(kind: str, body: bytes) -> dict[str, bytes]:
     """Parse the parts of a form, by name.
 
     Raises:

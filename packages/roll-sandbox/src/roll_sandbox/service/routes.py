@@ -19,7 +19,7 @@ from roll_sandbox.errors import (
     SandboxRequestError,
     UnknownSandboxError,
 )
-from roll_sandbox.results import result_of
+from roll_sandbox.results import parse_result
 from roll_sandbox.service.archives import pack, unpack
 from roll_sandbox.service.bodies import (
     CheckedRoute,
@@ -34,15 +34,15 @@ from roll_sandbox.service.bodies import (
     SessionBody,
     SessionRunBody,
     Text,
-    invalid,
-    result_body,
+    describe_validation_error,
+    make_result_body,
 )
-from roll_sandbox.service.inside import Inside, Owned
+from roll_sandbox.service.dispatcher import Dispatcher, Entry
+from roll_sandbox.service.local_clients import LocalClients, OwnerSandboxes
 from roll_sandbox.service.streaming import stream
-from roll_sandbox.service.switchboard import Entry, Switchboard
 from roll_sandbox.types import Limit, PythonCode, Snapshot
-from roll_sandbox.wire import failure_said, parsed, spec_of
-from roll_sandbox.wire.failures import STATUS
+from roll_sandbox.wire import error_to_json, parse_json, spec_from_json
+from roll_sandbox.wire.error_messages import STATUS
 
 __all__ = ["add_routes"]
 
@@ -69,100 +69,102 @@ print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlin
 """The listing is not trusted, like all output: a hostile sandbox can misreport only its own files."""
 
 
-async def _owned(request: Request) -> Owned:
-    inside: Inside = request.app.state.inside
-    return inside.of(request.scope["identity"])
+async def _get_sandboxes(request: Request) -> OwnerSandboxes:
+    inside: LocalClients = request.app.state.local_clients
+    return inside.get(request.scope["identity"])
 
 
-Mine = Annotated[Owned, Depends(_owned)]
+Sandboxes = Annotated[OwnerSandboxes, Depends(_get_sandboxes)]
 
 
-def add_routes(app: FastAPI, board: Switchboard) -> None:
+def add_routes(app: FastAPI, dispatcher: Dispatcher) -> None:
     """Add the routes, and error handlers."""
-    app.state.inside = Inside(board)
+    app.state.local_clients = LocalClients(dispatcher)
     router = APIRouter(prefix="/v1", route_class=CheckedRoute, responses=_ERRORS)
     _add_sandboxes(router)
     _add_programs(router)
     _add_files(router)
     _add_snapshots(router)
     app.include_router(router)
-    app.add_exception_handler(RollSandboxError, _failed)
-    app.add_exception_handler(ValueError, _failed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(RollSandboxError, _handle_error)
+    app.add_exception_handler(ValueError, _handle_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation_error)
+    app.add_exception_handler(HTTPException, _handle_http_error)
 
 
-def _failed(_: Request, error: Exception) -> Response:
-    said = failure_said(error)
+def _handle_error(_: Request, error: Exception) -> Response:
+    said = error_to_json(error)
     return JSONResponse(said, status_code=STATUS[said["error"]])
 
 
-def _invalid(_: Request, error: Exception) -> Response:
+def _handle_validation_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return JSONResponse({"error": "request", "message": invalid(error)}, status_code=422)
+    return JSONResponse({"error": "request", "message": describe_validation_error(error)}, status_code=422)
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _handle_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "unknown" if error.status_code == 404 else "request"
     said = {"error": kind, "message": str(error.detail)}
     return JSONResponse(said, status_code=error.status_code, headers=error.headers)
 
 
-def _shown(entry: Entry) -> SandboxBody:
+def _make_sandbox_body(entry: Entry) -> SandboxBody:
     return SandboxBody(
         sandbox=entry.name,
         state=entry.state,
         created=entry.created,
         expires=entry.expires,
         worker=entry.worker.name,
-        programs=entry.running,
+        programs=entry.num_running,
     )
 
 
 def _add_sandboxes(router: APIRouter) -> None:
     @router.post("/sandboxes", status_code=201)
-    async def create(body: CreateBody, owned: Mine, key: Key = None) -> SandboxBody:
-        sandbox, _ = await owned.create(spec_of(body.spec), body.lifetime_s, name=key)
-        return _shown(owned.board.find(owned.owner, sandbox.name))
+    async def create(body: CreateBody, owned: Sandboxes, key: Key = None) -> SandboxBody:
+        sandbox, _ = await owned.create(spec_from_json(body.spec), body.lifetime_s, name=key)
+        return _make_sandbox_body(owned.dispatcher.find(owned.owner, sandbox.name))
 
     @router.get("/sandboxes")
     async def list_page(
         response: Response,
-        owned: Mine,
+        owned: Sandboxes,
         after: Annotated[Named | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> list[SandboxBody]:
         """List sandboxes by name; the header `Link` has the next page, if there is one."""
-        rest = sorted(entry.name for entry in owned.board.of(owned.owner) if after is None or entry.name > after)
+        rest = sorted(
+            entry.name for entry in owned.dispatcher.list_sandboxes(owned.owner) if after is None or entry.name > after
+        )
         page = rest[:limit]
         if len(rest) > limit:
             response.headers["Link"] = f'</v1/sandboxes?after={page[-1]}&limit={limit}>; rel="next"'
-        return [_shown(owned.board.find(owned.owner, name)) for name in page]
+        return [_make_sandbox_body(owned.dispatcher.find(owned.owner, name)) for name in page]
 
     @router.get("/sandboxes/{name}")
-    async def show(name: Name, owned: Mine) -> SandboxBody:
-        return _shown(await owned.entry(name))
+    async def show(name: Name, owned: Sandboxes) -> SandboxBody:
+        return _make_sandbox_body(await owned.entry(name))
 
     @router.post("/sandboxes/{name}/extend")
-    async def extend(name: Name, body: ExtendBody, owned: Mine) -> SandboxBody:
+    async def extend(name: Name, body: ExtendBody, owned: Sandboxes) -> SandboxBody:
         entry = await owned.entry(name)
-        owned.board.extend(entry, body.lifetime_s)
-        return _shown(entry)
+        owned.dispatcher.extend(entry, body.lifetime_s)
+        return _make_sandbox_body(entry)
 
     @router.delete("/sandboxes/{name}", status_code=204)
-    async def stop(name: Name, owned: Mine) -> None:
+    async def stop(name: Name, owned: Sandboxes) -> None:
         await (await owned.sandbox(name)).close()
 
 
 def _add_programs(router: APIRouter) -> None:
     @router.post("/sandboxes/{name}/run")
-    async def run(name: Name, body: RunBody, owned: Mine, key: Key = None) -> ResultBody:
+    async def run(name: Name, body: RunBody, owned: Sandboxes, key: Key = None) -> ResultBody:
         job = owned.begin(await owned.sandbox(name), body.program(), alone=body.alone, key=key)
         try:
-            return result_body(await job.wait())
+            return make_result_body(await job.wait())
         except SandboxLostError:
-            ended = None if key is None else await _recorded(owned, name, key)
+            ended = None if key is None else await _load_program(owned, name, key)
             if ended is None or ended.result is None:
                 raise
             return ended.result
@@ -171,9 +173,9 @@ def _add_programs(router: APIRouter) -> None:
                 job.kill()
 
     @router.get("/sandboxes/{name}/programs/{program}")
-    async def program_end(name: Name, program: Name, owned: Mine) -> ProgramBody:
+    async def program_end(name: Name, program: Name, owned: Sandboxes) -> ProgramBody:
         """Return a program's state and end, up to an hour after its sandbox has ended."""
-        found = await _recorded(owned, name, program)
+        found = await _load_program(owned, name, program)
         if found is None:
             raise UnknownSandboxError(f"no program '{program}' was ever run in a sandbox '{name}' of '{owned.owner}'.")
         return found
@@ -183,7 +185,7 @@ def _add_programs(router: APIRouter) -> None:
         await stream(socket, name)
 
     @router.post("/sandboxes/{name}/sessions", status_code=201)
-    async def open_session(name: Name, body: SessionBody, owned: Mine) -> dict[str, str]:
+    async def open_session(name: Name, body: SessionBody, owned: Sandboxes) -> dict[str, str]:
         sandbox = await owned.sandbox(name)
         try:
             session = await sandbox.session(env=body.env, cwd=body.cwd)
@@ -191,48 +193,48 @@ def _add_programs(router: APIRouter) -> None:
             if sandbox.broken or not (body.env or body.cwd):
                 raise
             raise SandboxRequestError(f"no shell started with this 'env' and 'cwd': {error}") from None
-        return {"session": owned.keep(name, session)}
+        return {"session": owned.store_session(name, session)}
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")
-    async def run_in_session(name: Name, session: Name, body: SessionRunBody, owned: Mine) -> ResultBody:
-        return result_body(await (await owned.session(name, session)).run(body.command, wall_s=body.wall_s))
+    async def run_in_session(name: Name, session: Name, body: SessionRunBody, owned: Sandboxes) -> ResultBody:
+        return make_result_body(await (await owned.session(name, session)).run(body.command, wall_s=body.wall_s))
 
     @router.delete("/sandboxes/{name}/sessions/{session}", status_code=204)
-    async def close_session(name: Name, session: Name, owned: Mine) -> None:
+    async def close_session(name: Name, session: Name, owned: Sandboxes) -> None:
         await (await owned.session(name, session)).close()
         owned.sessions.pop((name, session), None)
 
 
-async def _recorded(owned: Owned, name: str, program: str) -> ProgramBody | None:
-    row = await asyncio.to_thread(owned.board.records.execution, owned.owner, name, program)
+async def _load_program(owned: OwnerSandboxes, name: str, program: str) -> ProgramBody | None:
+    row = await asyncio.to_thread(owned.dispatcher.records.load_program, owned.owner, name, program)
     if row is None:
         return None
     end = row.end or {}
     body = ProgramBody(program=program, state=row.state, started=row.started)
     if "end" in end:
         counted = [Limit(each) for each in end["end"].get("counted", ())]
-        body.result = result_body(result_of(end["end"], counted), output_kept=False)
+        body.result = make_result_body(parse_result(end["end"], counted), output_kept=False)
     body.error, body.message = (each if isinstance(each, str) else None for each in map(end.get, ("error", "message")))
     return body
 
 
-def _shown_name(name: str) -> str:
+def _decode_name(name: str) -> str:
     """Replace bytes of a file name that are not UTF-8 by U+FFFD."""
     return name.encode("utf-8", "surrogateescape").decode(errors="replace")
 
 
 def _add_files(router: APIRouter) -> None:
     @router.get("/sandboxes/{name}/file", response_class=Response, responses={200: {"content": _BINARY}})
-    async def read(name: Name, path: FilePath, owned: Mine) -> Response:
+    async def read(name: Name, path: FilePath, owned: Sandboxes) -> Response:
         data = await (await owned.sandbox(name)).read_file(path)
         return Response(data, media_type="application/octet-stream")
 
     @router.put("/sandboxes/{name}/file", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def write(name: Name, path: FilePath, request: Request, owned: Mine) -> None:
+    async def write(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
         await (await owned.sandbox(name)).write_file(path, await request.body())
 
     @router.get("/sandboxes/{name}/directory")
-    async def directory(name: Name, path: FilePath, owned: Mine) -> list[EntryBody]:
+    async def directory(name: Name, path: FilePath, owned: Sandboxes) -> list[EntryBody]:
         sandbox = await owned.sandbox(name)
         result = await sandbox.execute(PythonCode(source=_LIST.format(path=path), wall_s=20.0))
         if not result.ok:
@@ -240,34 +242,35 @@ def _add_files(router: APIRouter) -> None:
             raise SandboxRequestError(f"the directory '{path[:200]}' cannot be read: {''.join(last)[:300]}")
         try:
             return [
-                EntryBody(name=_shown_name(each[0]), directory=each[1], size=each[2]) for each in parsed(result.stdout)
+                EntryBody(name=_decode_name(each[0]), directory=each[1], size=each[2])
+                for each in parse_json(result.stdout)
             ]
         except (SandboxRequestError, ValueError, TypeError, LookupError, AttributeError):
             raise SandboxRequestError("the sandbox said something else than a directory's entries.") from None
 
     @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})
-    async def read_archive(name: Name, path: FilePath, owned: Mine) -> Response:
+    async def read_archive(name: Name, path: FilePath, owned: Sandboxes) -> Response:
         """Return a directory as a tar archive, without links and devices."""
         return Response(await pack(await owned.sandbox(name), path), media_type="application/x-tar")
 
     @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def write_archive(name: Name, path: FilePath, request: Request, owned: Mine) -> None:
+    async def write_archive(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
         """Unpack a plain tar archive of files and directories below `path`."""
         await unpack(await owned.sandbox(name), path, await request.body())
 
 
 def _add_snapshots(router: APIRouter) -> None:
     @router.post("/sandboxes/{name}/snapshot", response_class=Response, responses={200: {"content": _BINARY}})
-    async def snapshot(name: Name, owned: Mine) -> Response:
+    async def snapshot(name: Name, owned: Sandboxes) -> Response:
         taken = await (await owned.sandbox(name)).snapshot()
         return Response(taken.archive, media_type="application/octet-stream")
 
     @router.post("/sandboxes/{name}/restore", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def restore(name: Name, request: Request, owned: Mine) -> None:
+    async def restore(name: Name, request: Request, owned: Sandboxes) -> None:
         await (await owned.sandbox(name)).restore(Snapshot(archive=await request.body()))
 
     @router.post("/sandboxes/{name}/fork", status_code=201)
-    async def fork(name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Mine) -> SandboxBody:
+    async def fork(name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Sandboxes) -> SandboxBody:
         origin = await owned.sandbox(name)
         taken = await origin.snapshot()
         lifetime_s = None if body is None else body.lifetime_s
@@ -277,4 +280,4 @@ def _add_snapshots(router: APIRouter) -> None:
         except BaseException:
             await copy.close()
             raise
-        return _shown(owned.board.find(owned.owner, copy.name))
+        return _make_sandbox_body(owned.dispatcher.find(owned.owner, copy.name))

@@ -14,24 +14,24 @@ from roll_sandbox.errors import SandboxDatabaseError
 from roll_sandbox.images import ImageCache
 from roll_sandbox.manager import SandboxManager
 from roll_sandbox.service.audit import Audit
-from roll_sandbox.service.keeper import Keeper
-from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher
+from roll_sandbox.service.housekeeper import Housekeeper
 from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.records import Records
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.sockets import Channel
 from roll_sandbox.service.store import Store
-from roll_sandbox.service.switchboard import ClientLine, Switchboard
 from roll_sandbox.service.tokens import Identity, Tokens
+from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.service.workers import LOCAL, Workers
-from roll_sandbox.wire import Message, checked
+from roll_sandbox.wire import Message, validate_client_message
 from roll_sandbox.worker import Worker
 
 __all__ = ["Service"]
 
-_CHECK_S = 1.0
+_TOKEN_CHECK_S = 1.0
 """Seconds between two checks of a connection's token."""
-_GREETING_S = 10.0
+_GREETING_TIMEOUT_S = 10.0
 """Timeout of a worker's first message."""
 
 
@@ -41,21 +41,21 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store = Store(settings.database)
-        self.store.claim()
+        self.store.lock()
         self.store.migrate()
         records = Records(self.store)
         self.tokens = Tokens(self.store)
         self.audit = Audit(settings.audit)
-        self.quotas = Quotas(settings.quota, records.quotas())
-        self.board = Switchboard(records, self.quotas, self.audit, lifetime_s=settings.lifetime_s)
-        self.keeper = Keeper(self.board, away_s=settings.away_s, report=self._report)
-        self.workers = Workers(self.board, self.keeper, records)
+        self.quotas = Quotas(settings.quota, records.load_quotas())
+        self.dispatcher = Dispatcher(records, self.quotas, self.audit, lifetime_s=settings.lifetime_s)
+        self.housekeeper = Housekeeper(self.dispatcher, away_s=settings.away_s, report=self._report)
+        self.workers = Workers(self.dispatcher, self.housekeeper, records)
         self.manager: SandboxManager | None = None
-        self.ready = False
+        self.is_ready = False
         self._worker: Worker | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._lines: dict[str, int] = {}
-        self._waiting: Counter[str] = Counter()
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._num_connections: dict[str, int] = {}
+        self._queued_bytes: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Restore what an earlier server left, and start.
@@ -65,54 +65,59 @@ class Service:
         """
         self.store.open()
         await asyncio.to_thread(self.workers.recover)
-        await self.keeper.recover(LOCAL)
+        await self.housekeeper.recover(LOCAL)
         settings = self.settings
         if settings.runtime is not None:
             self.manager = SandboxManager(
                 settings.runtime, spec=settings.spec, warm=settings.warm, max_sandboxes=settings.max_sandboxes
             )
             await self.manager.start()
-            self._worker = Worker(self.manager, mounts=settings.mounts, images=ImageCache().words, tell=self.board.hear)
+            self._worker = Worker(
+                self.manager,
+                mounts=settings.mounts,
+                images=ImageCache().list_requestable_names,
+                send=self.dispatcher.on_worker_message,
+            )
             self.workers.add(WorkerLink(LOCAL, self._worker.receive, capacity=settings.max_sandboxes))
             self._report()
-        self._watching = asyncio.create_task(self.keeper.watch())
-        self.ready = True
+        self._housekeeping = asyncio.create_task(self.housekeeper.run())
+        self.is_ready = True
 
     def _report(self) -> None:
-        if self._worker is not None and LOCAL in self.board.workers:
-            self.board.workers[LOCAL].note(self._worker.report())
+        if self._worker is not None and LOCAL in self.dispatcher.workers:
+            self.dispatcher.workers[LOCAL].update_report(self._worker.report())
 
     async def close(self) -> None:
         """End the sandboxes of this process, and record their end."""
-        self.ready = False
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        self.is_ready = False
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            await asyncio.gather(self._housekeeping, return_exceptions=True)
         if self._worker is not None and self.manager is not None:
             await self._worker.close()
             await self.manager.close()
         await asyncio.to_thread(self.store.close)
         self.audit.close()
 
-    async def line(self, socket: WebSocket) -> None:
+    async def serve_client(self, socket: WebSocket) -> None:
         """Serve the connection of a client."""
         identity: Identity = socket.scope["identity"]
         owner = identity.owner
-        if self._lines.get(owner, 0) >= self.settings.max_lines:
+        if self._num_connections.get(owner, 0) >= self.settings.max_connections:
             await socket.close(1008, "too many lines of this owner")
             return
-        self._lines[owner] = self._lines.get(owner, 0) + 1
+        self._num_connections[owner] = self._num_connections.get(owner, 0) + 1
         try:
-            await self._accepted(socket, identity)
+            await self._serve_accepted(socket, identity)
         finally:
-            self._lines[owner] -= 1
+            self._num_connections[owner] -= 1
 
-    async def _accepted(self, socket: WebSocket, identity: Identity) -> None:
+    async def _serve_accepted(self, socket: WebSocket, identity: Identity) -> None:
         owner = identity.owner
         await socket.accept()
         peer = socket.client.host if socket.client is not None else ""
-        channel = Channel(socket, owner, self.rates(identity), self._waiting)
-        line = ClientLine(identity, channel.send, peer=peer)
+        channel = Channel(socket, owner, self.get_rate_limiter(identity), self._queued_bytes)
+        line = ClientConnection(identity, channel.send, peer=peer)
         fresh = self.manager.runtime.fresh_programs if self.manager is not None else True
         channel.send(
             {
@@ -122,19 +127,21 @@ class Service:
                 "owner": owner,
             }
         )
-        checking = asyncio.create_task(self._check(identity, channel))
-        self.audit.note("line", owner=owner, token=identity.token, peer=peer)
+        checking = asyncio.create_task(self._watch_token(identity, channel))
+        self.audit.record("line", owner=owner, token=identity.token, peer=peer)
         try:
-            await channel.serve(lambda message: self.board.receive(line, checked(message)))
+            await channel.serve(
+                lambda message: self.dispatcher.on_client_message(line, validate_client_message(message))
+            )
         finally:
             checking.cancel()
-            self.board.hang_up(line)
+            self.dispatcher.disconnect(line)
 
-    def rates(self, identity: Identity) -> Any:
-        """Return `None`; the application replaces this method by `Access.rates`."""
+    def get_rate_limiter(self, identity: Identity) -> Any:
+        """Return `None`; the application replaces this method by `Access.get_rate_limiter`."""
         return None
 
-    async def _check(self, identity: Identity, channel: Channel) -> None:
+    async def _watch_token(self, identity: Identity, channel: Channel) -> None:
         """Close the channel once its token is no longer valid.
 
         While the database is away the channel stays open, since nothing can be started over it.
@@ -142,12 +149,12 @@ class Service:
         good = True
         while good:
             with contextlib.suppress(SandboxDatabaseError):
-                good = await asyncio.to_thread(self.tokens.good, identity)
+                good = await asyncio.to_thread(self.tokens.is_valid, identity)
             if good:
-                await asyncio.sleep(_CHECK_S)
+                await asyncio.sleep(_TOKEN_CHECK_S)
         channel.close()
 
-    async def worker(self, socket: WebSocket) -> None:
+    async def serve_worker(self, socket: WebSocket) -> None:
         """Serve the connection of a worker that joins or rejoins, with the sandboxes it holds: see `workers.py`."""
         identity: Identity = socket.scope["identity"]
         await socket.accept()
@@ -156,14 +163,14 @@ class Service:
 
         def hear(message: Message) -> None:
             if joined:
-                self.workers.hear(joined[0], message, channel)
+                self.workers.on_message(joined[0], message, channel)
             else:
                 joined.append(self.workers.join(identity, message, channel))
-                self.audit.note("join", owner=identity.owner, token=identity.token, what=joined[0].name)
+                self.audit.record("join", owner=identity.owner, token=identity.token, what=joined[0].name)
 
-        checking = asyncio.create_task(self._check(identity, channel))
+        checking = asyncio.create_task(self._watch_token(identity, channel))
         loop = asyncio.get_running_loop()
-        hurrying = loop.call_later(_GREETING_S, lambda: None if joined else channel.close())
+        hurrying = loop.call_later(_GREETING_TIMEOUT_S, lambda: None if joined else channel.close())
         try:
             await channel.serve(hear)
         finally:
@@ -171,4 +178,4 @@ class Service:
             hurrying.cancel()
             for link in joined:
                 if link.transmit == channel.send:
-                    link.away(time.monotonic())
+                    link.mark_away(time.monotonic())

@@ -39,5 +39,5 @@ class Settings:
     max_message_bytes: int = MAX_MESSAGE_BYTES
     away_s: float = 60.0
     """How long a worker may be away before its sandboxes are lost."""
-    max_lines: int = 64
+    max_connections: int = 64
     """Most open connections of one owner."""

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from roll_sandbox.errors import SandboxAccessError, SandboxRequestError
-from roll_sandbox.service.rates import Rates
-from roll_sandbox.wire import Message, decode, encode, failure_said
+from roll_sandbox.service.rate_limits import RateLimiter
+from roll_sandbox.wire import Message, decode, encode, error_to_json
 
 __all__ = ["Channel"]
 
-_MOST_BYTES = 2**27
+_MAX_QUEUED_BYTES = 2**27
 """Most queued bytes for a peer that does not read."""
-_MOST_OF_OWNER_BYTES = 2**28
-_CLOSE_S = 5.0
+_MAX_QUEUED_BYTES_PER_OWNER = 2**28
+_CLOSE_TIMEOUT_S = 5.0
 
 
 class Channel:
@@ -28,63 +28,72 @@ class Channel:
         socket: the WebSocket.
         owner: owner of the peer's token.
         rates: rate limiter of the peer's messages; a peer that sends more is read more slowly.
-        waiting: bytes that wait for all sockets of an owner, which share a bound as well.
+        queued_bytes_by_owner: bytes that wait for all sockets of an owner, which share a bound as well.
     """
 
-    def __init__(self, socket: WebSocket, owner: str, rates: Rates | None, waiting: Counter[str] | None = None) -> None:
+    def __init__(
+        self,
+        socket: WebSocket,
+        owner: str,
+        rates: RateLimiter | None,
+        queued_bytes_by_owner: Counter[str] | None = None,
+    ) -> None:
         self._socket = socket
         self._owner = owner
         self._rates = rates
         self._outgoing: deque[bytes] = deque()
-        self._bytes = 0
-        self._news = asyncio.Event()
-        self._waiting = Counter() if waiting is None else waiting
-        self._over = asyncio.Event()
+        self._queued_bytes = 0
+        self._has_messages = asyncio.Event()
+        self._queued_bytes_by_owner = Counter() if queued_bytes_by_owner is None else queued_bytes_by_owner
+        self._closed = asyncio.Event()
 
     def send(self, message: Message) -> None:
         """Queue a message. A peer for which too much is queued is disconnected."""
         data = encode(message)
-        if self._over.is_set():
+        if self._closed.is_set():
             return
-        self._count(len(data))
+        self._add_queued_bytes(len(data))
         self._outgoing.append(data)
-        self._news.set()
-        if self._bytes > _MOST_BYTES or self._waiting[self._owner] > _MOST_OF_OWNER_BYTES:
-            self._over.set()
+        self._has_messages.set()
+        if (
+            self._queued_bytes > _MAX_QUEUED_BYTES
+            or self._queued_bytes_by_owner[self._owner] > _MAX_QUEUED_BYTES_PER_OWNER
+        ):
+            self._closed.set()
 
-    def _count(self, size: int) -> None:
-        self._bytes += size
-        self._waiting[self._owner] += size
+    def _add_queued_bytes(self, size: int) -> None:
+        self._queued_bytes += size
+        self._queued_bytes_by_owner[self._owner] += size
 
     def close(self) -> None:
         """Close the connection."""
-        self._over.set()
+        self._closed.set()
 
-    async def serve(self, hear: Callable[[Message], None]) -> None:
-        """Serve until either side closes the connection. A message that `hear` refuses is answered and ends it."""
+    async def serve(self, on_message: Callable[[Message], None]) -> None:
+        """Serve until either side closes the connection. An error of `on_message` is sent to the peer and ends it."""
         writing = asyncio.create_task(self._write())
-        reading = asyncio.create_task(self._read(hear))
-        over = asyncio.create_task(self._over.wait())
+        reading = asyncio.create_task(self._read(on_message))
+        over = asyncio.create_task(self._closed.wait())
         tasks = (writing, reading, over)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._over.set()
+            self._closed.set()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._outgoing.clear()
-            self._count(-self._bytes)
+            self._add_queued_bytes(-self._queued_bytes)
             with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):  # a peer that reads nothing accepts no close frame
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):  # a peer that reads nothing accepts no close frame
                     await self._socket.close()
 
-    async def _read(self, hear: Callable[[Message], None]) -> None:
+    async def _read(self, on_message: Callable[[Message], None]) -> None:
         try:
             while True:
                 data = await self._socket.receive_bytes()
-                hear(decode(data))
-                if self._rates is not None and (wait_s := self._rates.wait_s(self._owner)) > 0.01:
+                on_message(decode(data))
+                if self._rates is not None and (wait_s := self._rates.take(self._owner)) > 0.01:
                     await asyncio.sleep(wait_s)
         except (WebSocketDisconnect, RuntimeError):
             return
@@ -92,14 +101,14 @@ class Channel:
             if isinstance(error, KeyError):
                 error = SandboxRequestError("a message without bytes, or without a field that it needs.")
             with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
-                await self._socket.send_bytes(encode({**failure_said(error), "op": "refused"}))
+                await self._socket.send_bytes(encode({**error_to_json(error), "op": "refused"}))
 
     async def _write(self) -> None:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
             while True:
                 while self._outgoing:
                     data = self._outgoing.popleft()
-                    self._count(-len(data))
+                    self._add_queued_bytes(-len(data))
                     await self._socket.send_bytes(data)
-                self._news.clear()
-                await self._news.wait()
+                self._has_messages.clear()
+                await self._has_messages.wait()

@@ -22,13 +22,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from roll_sandbox.agent_sandbox import Job
 from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxRequestError
-from roll_sandbox.service.bodies import RunBody, result_body
-from roll_sandbox.service.rates import Rates
-from roll_sandbox.wire import check_name, failure_said, parsed
+from roll_sandbox.service.bodies import RunBody, make_result_body
+from roll_sandbox.service.rate_limits import RateLimiter
+from roll_sandbox.wire import check_name, error_to_json, parse_json
 
 __all__ = ["stream"]
 
-_CHECK_S = 2.0
+_TOKEN_CHECK_S = 2.0
 
 
 async def stream(socket: WebSocket, name: str) -> None:
@@ -38,7 +38,7 @@ async def stream(socket: WebSocket, name: str) -> None:
         await _serve(socket, name)
     except (RollSandboxError, ValueError) as error:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
-            await socket.send_json(failure_said(error))
+            await socket.send_json(error_to_json(error))
     except (WebSocketDisconnect, RuntimeError, OSError):
         return
     with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
@@ -47,8 +47,8 @@ async def stream(socket: WebSocket, name: str) -> None:
 
 async def _serve(socket: WebSocket, name: str) -> None:
     identity, state = socket.scope["identity"], socket.app.state
-    owned = state.inside.of(identity)
-    said = await _heard(socket)
+    owned = state.local_clients.get(identity)
+    said = await _receive(socket)
     key = said.get("key")
     if not isinstance(said.get("run"), dict) or said.keys() - {"run", "key"}:
         raise SandboxRequestError('the first message is {"run": …}, with a "key" where it may be sent again.')
@@ -61,9 +61,9 @@ async def _serve(socket: WebSocket, name: str) -> None:
     sandbox = await owned.sandbox(check_name(name))
     job = owned.begin(sandbox, program, alone=body.alone, key=None if key is None else check_name(key))
     tasks = [
-        asyncio.create_task(_tell(socket, job)),
-        asyncio.create_task(_listen(socket, job, state.service.rates(identity), identity.owner)),
-        asyncio.create_task(_check(state.service.tokens, identity)),
+        asyncio.create_task(_send_output(socket, job)),
+        asyncio.create_task(_receive_input(socket, job, state.service.get_rate_limiter(identity), identity.owner)),
+        asyncio.create_task(_watch_token(state.service.tokens, identity)),
     ]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -77,9 +77,9 @@ async def _serve(socket: WebSocket, name: str) -> None:
             job.kill()
 
 
-async def _heard(socket: WebSocket) -> dict[str, Any]:
+async def _receive(socket: WebSocket) -> dict[str, Any]:
     try:
-        said = parsed((await socket.receive_text()).encode())
+        said = parse_json((await socket.receive_text()).encode())
     except (SandboxRequestError, ValueError, KeyError):
         said = None
     if not isinstance(said, dict):
@@ -87,17 +87,17 @@ async def _heard(socket: WebSocket) -> dict[str, Any]:
     return said
 
 
-async def _tell(socket: WebSocket, job: Job) -> None:
+async def _send_output(socket: WebSocket, job: Job) -> None:
     async for chunk in job.stream():
         await socket.send_json({"stream": chunk.stream, "data": base64.b64encode(chunk.data).decode()})
-    ended = result_body(await job.wait()).model_dump(exclude={"stdout", "stderr", "encoding", "output_kept"})
+    ended = make_result_body(await job.wait()).model_dump(exclude={"stdout", "stderr", "encoding", "output_kept"})
     await socket.send_json({"end": ended})
 
 
-async def _listen(socket: WebSocket, job: Job, rates: Rates, owner: str) -> None:
+async def _receive_input(socket: WebSocket, job: Job, rates: RateLimiter, owner: str) -> None:
     while True:
-        said = await _heard(socket)
-        if (wait_s := rates.wait_s(owner)) > 0.01:
+        said = await _receive(socket)
+        if (wait_s := rates.take(owner)) > 0.01:
             await asyncio.sleep(wait_s)
         if said.keys() == {"input"} and isinstance(said["input"], str):
             try:
@@ -112,12 +112,12 @@ async def _listen(socket: WebSocket, job: Job, rates: Rates, owner: str) -> None
             raise SandboxRequestError('known are {"input": base64}, {"end_input": true} and {"kill": true}.')
 
 
-async def _check(tokens: Any, identity: Any) -> None:
+async def _watch_token(tokens: Any, identity: Any) -> None:
     """Wait until the token is no longer valid.
 
     Raises:
         SandboxAccessError: the token has expired or was revoked.
     """
-    while await asyncio.to_thread(tokens.good, identity):
-        await asyncio.sleep(_CHECK_S)
+    while await asyncio.to_thread(tokens.is_valid, identity):
+        await asyncio.sleep(_TOKEN_CHECK_S)
     raise SandboxAccessError("the token has expired or was revoked.")

@@ -23,8 +23,8 @@ from roll_sandbox.service.store.tables import tokens
 __all__ = ["SCOPES", "Identity", "Tokens", "check_owner"]
 
 SCOPES = ("read", "run", "admin", "worker")
-_LONGEST_S = 36_500 * 86_400.0
-_FORM = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_MAX_LIFETIME_S = 36_500 * 86_400.0
+_TOKEN = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -67,10 +67,10 @@ class Tokens:
         check_owner(owner)
         if not scopes or not set(scopes) <= set(SCOPES):
             raise ConfigError(f"scopes {', '.join(scopes)[:80] or '(none)'}: known are {', '.join(SCOPES)}.")
-        if lifetime_s is not None and not 0 < lifetime_s <= _LONGEST_S:
+        if lifetime_s is not None and not 0 < lifetime_s <= _MAX_LIFETIME_S:
             raise ConfigError(f"a token's lifetime of {lifetime_s / 86400:g} days: it is above 0 and up to 36,500.")
         name, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
-        self._store.change(
+        self._store.write_now(
             insert(tokens).values(
                 id=name,
                 owner=owner,
@@ -97,7 +97,7 @@ class Tokens:
         lifetime_s = None if row.expires is None else row.expires - row.created
         token = self.create(row.owner, row.scopes.split(), lifetime_s=lifetime_s, note=row.note)
         ends = now + grace_s if row.expires is None else min(row.expires, now + grace_s)
-        self._store.change(update(tokens).where(tokens.c.id == name).values(expires=ends))
+        self._store.write_now(update(tokens).where(tokens.c.id == name).values(expires=ends))
         return token
 
     def revoke(self, name: str) -> None:
@@ -108,7 +108,7 @@ class Tokens:
         """
         if self._row(name) is None:
             raise ConfigError(f"there is no token '{name[:40]}': `roll-sandbox token list` shows them.")
-        self._store.change(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
+        self._store.write_now(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
 
     def list(self) -> Sequence[Row[Any]]:
         """Return all tokens, oldest first, without their digests."""
@@ -117,25 +117,25 @@ class Tokens:
 
     def identify(self, token: str) -> Identity | None:
         """Return the identity of a token; `None` if it is wrong, expired or revoked."""
-        form = _FORM.fullmatch(token)
+        form = _TOKEN.fullmatch(token)
         row = self._row(form[1]) if form is not None else None
         if form is None or row is None or not hmac.compare_digest(str(row.digest).encode(), _digest(form[2]).encode()):
             return None
-        if row.revoked is not None or _expired(row) or not _OWNER.fullmatch(str(row.owner)):
+        if row.revoked is not None or _is_expired(row) or not _OWNER.fullmatch(str(row.owner)):
             return None
         return Identity(row.id, row.owner, frozenset(str(row.scopes).split()), row.expires)
 
-    def good(self, identity: Identity) -> bool:
+    def is_valid(self, identity: Identity) -> bool:
         """Return whether an identity's token is still valid."""
         row = self._row(identity.token)
-        return row is not None and row.revoked is None and not _expired(row)
+        return row is not None and row.revoked is None and not _is_expired(row)
 
     def _row(self, name: str) -> Row[Any] | None:
         rows = self._store.read(select(tokens).where(tokens.c.id == name))
         return rows[0] if rows else None
 
 
-def _expired(row: Row[Any]) -> bool:
+def _is_expired(row: Row[Any]) -> bool:
     """Return whether a token has expired; a corrupt time counts as expired."""
     expires = row.expires
     return expires is not None and not (isinstance(expires, int | float) and expires > time.time())

@@ -7,9 +7,9 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, FastAPI, Path
 from pydantic import BaseModel
 
-from roll_sandbox.service.links import WorkerLink
-from roll_sandbox.service.placement import load
-from roll_sandbox.service.switchboard import Switchboard
+from roll_sandbox.service.dispatcher import Dispatcher
+from roll_sandbox.service.placement import compute_load
+from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.service.workers import Workers
 
 __all__ = ["add_worker_routes"]
@@ -35,36 +35,36 @@ class WorkerBody(BaseModel):
     """Time of its last message, in seconds since 1970."""
 
 
-def _shown(link: WorkerLink) -> WorkerBody:
+def _make_worker_body(link: WorkerLink) -> WorkerBody:
     return WorkerBody(
         worker=link.name,
         state=link.state,
-        sandboxes=link.held,
+        sandboxes=link.num_sandboxes,
         capacity=link.capacity,
-        load=load(link),
+        load=compute_load(link),
         cores=link.report.cores,
         memory_bytes=link.report.memory_bytes,
         free_bytes=link.report.free_bytes,
         images=list(link.report.images),
-        seen=link.seen,
+        seen=link.last_seen,
     )
 
 
-def add_worker_routes(app: FastAPI, board: Switchboard, workers: Workers) -> None:
+def add_worker_routes(app: FastAPI, dispatcher: Dispatcher, workers: Workers) -> None:
     """Add the routes; errors are answered as on the other routes."""
     refused = {status: {"description": "refused"} for status in (401, 403, 404, 429)}
     router = APIRouter(prefix="/v1/workers", responses=cast(dict[int | str, dict[str, Any]], refused))
 
     @router.get("")
     async def list_workers() -> list[WorkerBody]:
-        return [_shown(link) for link in board.workers.values()]
+        return [_make_worker_body(link) for link in dispatcher.workers.values()]
 
     @router.post("/{name}/drain")
     async def drain(name: Name) -> WorkerBody:
-        return _shown(workers.drain(name, draining=True))
+        return _make_worker_body(workers.drain(name, draining=True))
 
     @router.post("/{name}/undrain")
     async def undrain(name: Name) -> WorkerBody:
-        return _shown(workers.drain(name, draining=False))
+        return _make_worker_body(workers.drain(name, draining=False))
 
     app.include_router(router)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 
 from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
-from roll_sandbox.service.keeper import Keeper, give_up, held, lose
-from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.service.dispatcher import Dispatcher
+from roll_sandbox.service.housekeeper import Housekeeper, list_sandboxes, mark_lost, remove_worker
 from roll_sandbox.service.records import Records, WorkerRecord
 from roll_sandbox.service.sockets import Channel
-from roll_sandbox.service.switchboard import Switchboard
 from roll_sandbox.service.tokens import Identity
-from roll_sandbox.wire import Message, heard, report_of
+from roll_sandbox.service.worker_link import WorkerLink
+from roll_sandbox.wire import Message, report_from_json, validate_worker_message
 
 __all__ = ["LOCAL", "Workers"]
 
@@ -29,25 +29,25 @@ class Workers:
     """The workers of a service; see the module.
 
     Args:
-        board: the switchboard.
-        keeper: defines how long a worker may be away.
+        dispatcher: the switchboard.
+        housekeeper: defines how long a worker may be away.
         records: the records of the service.
     """
 
-    def __init__(self, board: Switchboard, keeper: Keeper, records: Records) -> None:
-        self._board = board
-        self._keeper = keeper
+    def __init__(self, dispatcher: Dispatcher, housekeeper: Housekeeper, records: Records) -> None:
+        self._dispatcher = dispatcher
+        self._housekeeper = housekeeper
         self._records = records
         self._known: dict[str, WorkerRecord] = {}
 
     def recover(self) -> None:
         """Load the workers that earlier servers knew."""
-        self._known = {row.name: row for row in self._records.workers()}
+        self._known = {row.name: row for row in self._records.load_workers()}
 
     def add(self, link: WorkerLink) -> None:
         """Add a worker that is in this process, or joins."""
-        link.drained = (row := self._known.get(link.name)) is not None and bool(row.draining)
-        self._board.workers[link.name] = link
+        link.is_drained = (row := self._known.get(link.name)) is not None and bool(row.draining)
+        self._dispatcher.workers[link.name] = link
 
     def join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
         """Join a worker, and agree with it on the sandboxes that it holds.
@@ -56,68 +56,72 @@ class Workers:
             SandboxRequestError: the message is not a valid `join`, or another process has the name.
             SandboxAccessError: the name is another owner's.
         """
-        message = heard(message)
+        message = validate_worker_message(message)
         if message["op"] != "join":
             raise SandboxRequestError("a worker says first who it is.")
         name, holds, capacity = message["name"], message["holds"], message["capacity"]
-        memory_bytes, process, report = message.get("memory_bytes"), message["process"], report_of(message["report"])
+        memory_bytes, process, report = (
+            message.get("memory_bytes"),
+            message["process"],
+            report_from_json(message["report"]),
+        )
         if name == LOCAL:
             raise SandboxRequestError("a worker needs a name of its own (`--name`).")
         if (row := self._known.get(name)) is not None and row.owner != identity.owner:
             raise SandboxAccessError(f"the name '{name}' is that of another owner's worker: choose another (`--name`).")
-        board = self._board
+        board = self._dispatcher
         link = board.workers.get(name)
         if link is None:
             self.add(link := WorkerLink(name, None))
-        if link.here and link.process != process:
+        if link.is_connected and link.process != process:
             raise SandboxRequestError(f"another worker is connected as '{name}': choose another name (`--name`).")
-        link.away(time.monotonic())
-        self._write(name, identity.owner)
+        link.mark_away(time.monotonic())
+        self._record(name, identity.owner)
         link.capacity, link.memory_bytes, link.process = capacity, memory_bytes, process
-        link.leaving = bool(message["leaving"])
+        link.is_leaving = bool(message["leaving"])
         link.uploads.clear()
-        link.transmit, link.hang_up = channel.send, channel.close
-        self._heard(link)
-        channel.send({"op": "welcome", "away_s": self._keeper.away_s})
-        for entry in held(board, link):
-            if entry.place in holds:
-                board.found(entry, holds[entry.place]["traits"], holds[entry.place]["programs"])
-                if entry.stopping:
-                    channel.send({"op": "stop", "sandbox": entry.place})
+        link.transmit, link.disconnect = channel.send, channel.close
+        self._record_contact(link)
+        channel.send({"op": "welcome", "away_s": self._housekeeper.away_s})
+        for entry in list_sandboxes(board, link):
+            if entry.qualified_name in holds:
+                board.resume(entry, holds[entry.qualified_name]["traits"], holds[entry.qualified_name]["programs"])
+                if entry.is_stopping:
+                    channel.send({"op": "stop", "sandbox": entry.qualified_name})
             elif entry.state == "running":
-                lose(board, entry, f"its worker '{name}' came back without it")
-            elif entry.waiting is None:
-                channel.send(board.order(entry))
-                if entry.stopping:
-                    channel.send({"op": "stop", "sandbox": entry.place})
+                mark_lost(board, entry, f"its worker '{name}' came back without it")
+            elif entry.queued is None:
+                channel.send(board.make_create_message(entry))
+                if entry.is_stopping:
+                    channel.send({"op": "stop", "sandbox": entry.qualified_name})
         for place in holds:
             if place not in board.entries or board.entries[place].worker is not link:
                 channel.send({"op": "stop", "sandbox": place})
-        waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
+        waiting, link.queued, link.queued_bytes = link.queued, [], 0
         for each in waiting:
             channel.send(each)
-        link.note(report)
+        link.update_report(report)
         return link
 
-    def hear(self, link: WorkerLink, message: Message, channel: Channel) -> None:
+    def on_message(self, link: WorkerLink, message: Message, channel: Channel) -> None:
         """Handle a message of a worker that has joined."""
         if link.transmit != channel.send:  # the worker has joined again since
             return
-        message = heard(message)
-        self._heard(link)
+        message = validate_worker_message(message)
+        self._record_contact(link)
         op = message["op"]
         if op == "beat":
-            link.leaving = bool(message["leaving"])
-            link.note(report_of(message["report"]))
+            link.is_leaving = bool(message["leaving"])
+            link.update_report(report_from_json(message["report"]))
             channel.send({"op": "beat"})
         elif op == "leave":
-            link.away(time.monotonic())
-            give_up(self._board, link)
+            link.mark_away(time.monotonic())
+            remove_worker(self._dispatcher, link)
         else:
-            self._board.hear(message, link)
+            self._dispatcher.on_worker_message(message, link)
 
-    def _heard(self, link: WorkerLink) -> None:
-        link.heard, link.seen = time.monotonic(), time.time()
+    def _record_contact(self, link: WorkerLink) -> None:
+        link.last_message_at, link.last_seen = time.monotonic(), time.time()
 
     def drain(self, name: str, *, draining: bool) -> WorkerLink:
         """Set whether a worker is draining, so that it gets no new sandboxes; its present ones go on.
@@ -125,14 +129,14 @@ class Workers:
         Raises:
             UnknownSandboxError: there is no such worker.
         """
-        link = self._board.workers.get(name)
+        link = self._dispatcher.workers.get(name)
         if link is None:
             raise UnknownSandboxError(f"there is no worker '{name}': `roll-sandbox workers` lists them.")
-        link.drained = draining
-        self._write(name, self._known[name].owner if name in self._known else LOCAL)
+        link.is_drained = draining
+        self._record(name, self._known[name].owner if name in self._known else LOCAL)
         return link
 
-    def _write(self, name: str, owner: str) -> None:
-        row = WorkerRecord(name, owner, time.time(), int(self._board.workers[name].drained))
-        self._records.worker(row, known=name in self._known)
+    def _record(self, name: str, owner: str) -> None:
+        row = WorkerRecord(name, owner, time.time(), int(self._dispatcher.workers[name].is_drained))
+        self._records.record_worker(row, known=name in self._known)
         self._known[name] = row

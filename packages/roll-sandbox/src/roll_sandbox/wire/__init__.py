@@ -7,35 +7,35 @@ sent.
 
 from __future__ import annotations
 
-from roll_sandbox.wire.documents import check_values, parsed
-from roll_sandbox.wire.failures import failure_of, failure_said
+from roll_sandbox.wire.client_messages import check_name, validate_client_message
+from roll_sandbox.wire.error_messages import error_from_json, error_to_json
 from roll_sandbox.wire.frames import MAX_MESSAGE_BYTES, Message, decode, encode
-from roll_sandbox.wire.messages import check_name, checked
-from roll_sandbox.wire.news import heard
+from roll_sandbox.wire.json_documents import check_values, parse_json
 from roll_sandbox.wire.outbox import Outbox
-from roll_sandbox.wire.programs import program_of, program_said, spec_of, spec_said
-from roll_sandbox.wire.reports import MOST_POOLS, Report, beat_s, report_of, report_said
+from roll_sandbox.wire.programs import program_from_json, program_to_json, spec_from_json, spec_to_json
+from roll_sandbox.wire.reports import MAX_POOLS, Report, heartbeat_s, report_from_json, report_to_json
+from roll_sandbox.wire.worker_messages import validate_worker_message
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
-    "MOST_POOLS",
+    "MAX_POOLS",
     "Message",
     "Outbox",
     "Report",
-    "beat_s",
     "check_name",
     "check_values",
-    "checked",
     "decode",
     "encode",
-    "failure_of",
-    "failure_said",
-    "heard",
-    "parsed",
-    "program_of",
-    "program_said",
-    "report_of",
-    "report_said",
-    "spec_of",
-    "spec_said",
+    "error_from_json",
+    "error_to_json",
+    "heartbeat_s",
+    "parse_json",
+    "program_from_json",
+    "program_to_json",
+    "report_from_json",
+    "report_to_json",
+    "spec_from_json",
+    "spec_to_json",
+    "validate_client_message",
+    "validate_worker_message",
 ]

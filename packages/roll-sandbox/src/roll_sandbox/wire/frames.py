@@ -12,7 +12,7 @@ import json
 from typing import Any, TypeAlias
 
 from roll_sandbox.errors import SandboxRequestError
-from roll_sandbox.wire.documents import parsed
+from roll_sandbox.wire.json_documents import parse_json
 
 __all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
 
@@ -20,7 +20,7 @@ Message: TypeAlias = dict[str, Any]
 MAX_MESSAGE_BYTES = 2**26
 """Most bytes of one message, unless the server sets another bound."""
 _PIECE = "$b"
-_MOST_PIECES = 2**17
+_MAX_PIECES = 2**17
 
 
 def encode(message: Message) -> bytes:
@@ -46,12 +46,12 @@ def decode(data: bytes) -> Message:
     Raises:
         SandboxRequestError: the bytes are not a message.
     """
-    text, end = _piece(data, 0)
+    text, end = _read_piece(data, 0)
     pieces: list[bytes | None] = []
     while end < len(data):
-        if len(pieces) == _MOST_PIECES:
-            raise SandboxRequestError(f"a message has more than {_MOST_PIECES:,} pieces of data.")
-        piece, end = _piece(data, end)
+        if len(pieces) == _MAX_PIECES:
+            raise SandboxRequestError(f"a message has more than {_MAX_PIECES:,} pieces of data.")
+        piece, end = _read_piece(data, end)
         pieces.append(piece)
 
     def resolve(found: dict[str, Any]) -> Any:
@@ -63,13 +63,13 @@ def decode(data: bytes) -> Message:
         piece, pieces[number] = pieces[number], None
         return piece
 
-    message = parsed(text, resolve)
+    message = parse_json(text, resolve)
     if not isinstance(message, dict):
         raise SandboxRequestError("a message is not a JSON object.")
     return message
 
 
-def _piece(data: bytes, start: int) -> tuple[bytes, int]:
+def _read_piece(data: bytes, start: int) -> tuple[bytes, int]:
     end = start + 4 + int.from_bytes(data[start : start + 4], "little")
     if start + 4 > len(data) or end > len(data):
         raise SandboxRequestError("a message is shorter than it says.")

@@ -17,30 +17,30 @@ class Outbox:
     """A queue that takes messages at any time and sends them in order over the present connection.
 
     Args:
-        most_bytes: queued bytes above which the outbox is `full`; `None`: no bound.
+        max_bytes: queued bytes above which the outbox is `full`; `None`: no bound.
     """
 
-    def __init__(self, most_bytes: int | None = None) -> None:
-        self._waiting: deque[bytes] = deque()
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._queue: deque[bytes] = deque()
         self._bytes = 0
-        self._most_bytes = most_bytes
-        self.full = asyncio.Event()
+        self._max_bytes = max_bytes
+        self.is_full = asyncio.Event()
         """Set when the other side does not keep up."""
-        self._news = asyncio.Event()
+        self._has_messages = asyncio.Event()
 
     def put(self, data: bytes) -> None:
         """Queue one message, without waiting."""
-        self._waiting.append(data)
+        self._queue.append(data)
         self._bytes += len(data)
-        if self._most_bytes is not None and self._bytes > self._most_bytes:
-            self.full.set()
-        self._news.set()
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            self.is_full.set()
+        self._has_messages.set()
 
     def clear(self) -> None:
         """Drop the messages that have not been sent."""
-        self._waiting.clear()
+        self._queue.clear()
         self._bytes = 0
-        self.full.clear()
+        self.is_full.clear()
 
     async def send_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Send messages until the connection breaks, or this is canceled."""
@@ -48,9 +48,9 @@ class Outbox:
 
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):
             while True:
-                while self._waiting:
-                    data = self._waiting.popleft()
+                while self._queue:
+                    data = self._queue.popleft()
                     self._bytes -= len(data)
                     await socket.send_bytes(data)
-                self._news.clear()
-                await self._news.wait()
+                self._has_messages.clear()
+                await self._has_messages.wait()

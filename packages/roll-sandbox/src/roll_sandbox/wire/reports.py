@@ -8,19 +8,19 @@ from typing import Any
 
 from roll_sandbox.errors import SandboxRequestError
 from roll_sandbox.pools import PoolReport
-from roll_sandbox.wire.programs import built
+from roll_sandbox.wire.programs import parse_dataclass
 
-__all__ = ["BEATS", "MOST_POOLS", "Report", "beat_s", "report_of", "report_said"]
+__all__ = ["HEARTBEATS_PER_TIMEOUT", "MAX_POOLS", "Report", "heartbeat_s", "report_from_json", "report_to_json"]
 
-MOST_POOLS = 32
-_MOST_TEXTS, _MOST_TEXT = 2**14, 512
-BEATS = 30
+MAX_POOLS = 32
+_MAX_TEXTS, _MAX_TEXT_CHARS = 2**14, 512
+HEARTBEATS_PER_TIMEOUT = 30
 """Heartbeats in the time for which either side may be away; a connection that misses five counts as broken."""
 
 
-def beat_s(away_s: float) -> float:
+def heartbeat_s(away_s: float) -> float:
     """Return the seconds between two heartbeats of a worker and its server."""
-    return away_s / BEATS
+    return away_s / HEARTBEATS_PER_TIMEOUT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +38,23 @@ class Report:
     pools: tuple[PoolReport, ...] = ()
 
 
-def report_said(report: Report) -> dict[str, Any]:
+def report_to_json(report: Report) -> dict[str, Any]:
     """Convert a report to JSON values."""
     return dataclasses.asdict(report)
 
 
-def report_of(said: object) -> Report:
+def report_from_json(values: object) -> Report:
     """Check and convert a received report.
 
     Raises:
         SandboxRequestError: a field is unknown, has the wrong type, or is out of range.
     """
-    report = built(Report, said, "report")
+    report = parse_dataclass(Report, values, "report")
     counts = [report.memory_bytes or 0, report.free_bytes or 0, report.busy]
     counts += [number for pool in report.pools for number in (pool.idle, pool.target, pool.hits, pool.misses)]
     texts = [*report.images, *(pool.pool for pool in report.pools)]
-    if report.cores < 1 or min(counts) < 0 or len(report.pools) > MOST_POOLS or len(texts) > _MOST_TEXTS:
+    if report.cores < 1 or min(counts) < 0 or len(report.pools) > MAX_POOLS or len(texts) > _MAX_TEXTS:
         raise SandboxRequestError("a worker's 'report' has a number that cannot be, or too much.")
-    if not all(len(text) <= _MOST_TEXT and text.isprintable() for text in texts):
+    if not all(len(text) <= _MAX_TEXT_CHARS and text.isprintable() for text in texts):
         raise SandboxRequestError("a worker's 'report' names images or pools by what is no name.")
     return report

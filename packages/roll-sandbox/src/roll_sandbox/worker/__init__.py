@@ -6,8 +6,8 @@ connects a worker to a server elsewhere, and `running` starts and ends such a wo
 
 from __future__ import annotations
 
-from roll_sandbox.worker.joining import Joined
-from roll_sandbox.worker.running import run_worker
+from roll_sandbox.worker.connection import WorkerConnection
+from roll_sandbox.worker.run import run_worker
 from roll_sandbox.worker.worker import Worker
 
-__all__ = ["Joined", "Worker", "run_worker"]
+__all__ = ["Worker", "WorkerConnection", "run_worker"]

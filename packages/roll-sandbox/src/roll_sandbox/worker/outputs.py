@@ -9,21 +9,21 @@ from collections.abc import Callable
 
 __all__ = ["Outputs"]
 
-MOST_BYTES = 2**29
+MAX_BYTES = 2**29
 
 
 class Outputs:
     """The kept output of a worker; see the module.
 
     Args:
-        most_bytes: most bytes to keep.
+        max_bytes: most bytes to keep.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._kept: dict[tuple[str, str], int] = {}
         self._drops: dict[tuple[str, str], Callable[[], None]] = {}
-        self.total = 0
+        self.total_bytes = 0
 
     def add(self, key: tuple[str, str], size: int, drop: Callable[[], None]) -> None:
         """Count another piece of a program's output.
@@ -35,8 +35,8 @@ class Outputs:
         """
         self._kept[key] = self._kept.get(key, 0) + size
         self._drops[key] = drop
-        self.total += size
-        while self.total > self._most_bytes:
+        self.total_bytes += size
+        while self.total_bytes > self._max_bytes:
             largest = max(self._kept, key=self._kept.__getitem__)
             dropped = self._drops[largest]
             self.forget(largest)
@@ -44,5 +44,5 @@ class Outputs:
 
     def forget(self, key: tuple[str, str]) -> None:
         """Stop counting a program's output."""
-        self.total -= self._kept.pop(key, 0)
+        self.total_bytes -= self._kept.pop(key, 0)
         self._drops.pop(key, None)

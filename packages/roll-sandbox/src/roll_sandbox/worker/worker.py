@@ -22,11 +22,11 @@ from roll_sandbox.errors import (
     SandboxRequestError,
     UnknownSandboxError,
 )
-from roll_sandbox.machine import CpuMeter, memory_bytes, num_cores
+from roll_sandbox.machine import CpuMeter, count_cores, read_memory_bytes
 from roll_sandbox.manager import SandboxManager
 from roll_sandbox.types import Mount, SandboxSpec
 from roll_sandbox.uploads import WrittenUploads
-from roll_sandbox.wire import MOST_POOLS, Message, Report, failure_said, spec_of
+from roll_sandbox.wire import MAX_POOLS, Message, Report, error_to_json, spec_from_json
 from roll_sandbox.worker.executions import Executions
 from roll_sandbox.worker.outputs import Outputs
 
@@ -36,7 +36,7 @@ __all__ = ["Worker"]
 _log = logging.getLogger(__name__)
 
 
-class _Held:
+class _HeldSandbox:
     def __init__(self, sandbox: Sandbox, executions: Executions) -> None:
         self.sandbox = sandbox
         self.executions = executions
@@ -48,7 +48,7 @@ class Worker:
     Args:
         manager: starts the sandboxes; started and closed by the caller.
         mounts: directories of this machine; specs may mount anything below them.
-        tell: sends a message to the server, without waiting.
+        send: sends a message to the server, without waiting.
         images: returns names and digests of the images that this machine has.
     """
 
@@ -57,27 +57,27 @@ class Worker:
         manager: SandboxManager,
         *,
         mounts: Sequence[str] = (),
-        tell: Callable[[Message], None] | None = None,
+        send: Callable[[Message], None] | None = None,
         images: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._manager = manager
         self._mounts = [os.path.realpath(path) for path in mounts]
-        self._tell = tell
+        self._send = send
         self._images = images
         self._cpu = CpuMeter()
         self._outputs = Outputs()
         self._uploads = WrittenUploads()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldSandbox] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message to the server. Without a server it is dropped: a new one requests what it missed."""
-        if self._tell is not None:
-            self._tell(message)
+        if self._send is not None:
+            self._send(message)
 
-    def listen(self, tell: Callable[[Message], None] | None) -> None:
+    def set_sender(self, send: Callable[[Message], None] | None) -> None:
         """Set the function that sends messages to the server; `None`: there is no server."""
-        self._tell = tell
+        self._send = send
 
     def receive(self, message: Message) -> None:
         """Handle a message of the server in the format of `wire.messages`, which the server has checked."""
@@ -89,52 +89,52 @@ class Worker:
             self._stop(place, held, message.get("expired", False))
         elif held is None:
             if place not in self._starting:
-                error = failure_said(UnknownSandboxError("the sandbox has ended"))
+                error = error_to_json(UnknownSandboxError("the sandbox has ended"))
                 named = {"sandbox": place, "id": message["id"]} if "id" in message else {"sandbox": place}
-                self.tell({**error, "op": "error" if "id" in message else "gone", **named})
+                self.send({**error, "op": "error" if "id" in message else "gone", **named})
         elif op == "attach":
-            self._created(place, held)
+            self._send_created(place, held)
         else:
             held.executions.receive(message)
 
     def _create(self, place: str, message: Message) -> None:
         held = self._held.get(place)
         if held is not None:
-            self._created(place, held)
+            self._send_created(place, held)
         elif place not in self._starting:
             task = self._starting[place] = asyncio.create_task(self._launch(place, message))
-            task.add_done_callback(lambda task: self._launched(place, task))
+            task.add_done_callback(lambda task: self._on_launched(place, task))
 
-    def _launched(self, place: str, task: asyncio.Task[None]) -> None:
+    def _on_launched(self, place: str, task: asyncio.Task[None]) -> None:
         self._starting.pop(place, None)
         if task.cancelled():  # perhaps before it ran at all
-            self.tell({"op": "gone", "sandbox": place, **failure_said(SandboxLostError("stopped before it started"))})
+            self.send({"op": "gone", "sandbox": place, **error_to_json(SandboxLostError("stopped before it started"))})
         elif (error := task.exception()) is not None:
             _log.error("a sandbox did not start", exc_info=error)
             broken = SandboxError(f"the sandbox did not start: {error!r}")
-            self.tell({"op": "failed", "sandbox": place, **failure_said(broken)})
+            self.send({"op": "failed", "sandbox": place, **error_to_json(broken)})
 
     async def _launch(self, place: str, message: Message) -> None:
         try:
             for digest, files in message.get("uploads", {}).items():
                 self._uploads.add(digest, files)
-            spec = self._permitted(spec_of(message["spec"]))
+            spec = self._check_mounts(spec_from_json(message["spec"]))
             sandbox = await self._manager.create(spec)
         except (RollSandboxError, ValueError) as error:
-            self.tell({"op": "failed", "sandbox": place, **failure_said(error)})
+            self.send({"op": "failed", "sandbox": place, **error_to_json(error)})
             return
-        held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell, self._outputs))
-        sandbox.on_close(lambda: self._ended(place, held))
-        self._created(place, held)
+        held = self._held[place] = _HeldSandbox(sandbox, Executions(place, sandbox, self.send, self._outputs))
+        sandbox.on_close(lambda: self._on_sandbox_ended(place, held))
+        self._send_created(place, held)
 
-    def _permitted(self, spec: SandboxSpec) -> SandboxSpec:
+    def _check_mounts(self, spec: SandboxSpec) -> SandboxSpec:
         """Check a spec's mounts, and return the spec as this machine starts it.
 
         The pool is dropped, since the sandbox is never used again.
         """
         mounts = []
         for mount in spec.mounts:
-            if (uploaded := self._uploads.shown(mount)) is not None:
+            if (uploaded := self._uploads.resolve_mount(mount)) is not None:
                 mounts.append(uploaded)
                 continue
             source = os.path.realpath(mount.source)
@@ -146,12 +146,12 @@ class Worker:
             mounts.append(Mount(source=source, target=mount.target))
         return dataclasses.replace(spec, pool="", mounts=tuple(mounts))
 
-    def _created(self, place: str, held: _Held) -> None:
-        self.tell({"op": "created", "sandbox": place, "traits": held.sandbox.traits})
+    def _send_created(self, place: str, held: _HeldSandbox) -> None:
+        self.send({"op": "created", "sandbox": place, "traits": held.sandbox.properties})
 
-    def _stop(self, place: str, held: _Held | None, expired: bool) -> None:
+    def _stop(self, place: str, held: _HeldSandbox | None, expired: bool) -> None:
         if held is not None:
-            held.executions.why = held.executions.why or (
+            held.executions.end_reason = held.executions.end_reason or (
                 SandboxExpiredError("the sandbox reached the end of its lifetime: extend it, or ask for a longer one")
                 if expired
                 else UnknownSandboxError("the sandbox was stopped")
@@ -160,40 +160,40 @@ class Worker:
         elif place in self._starting:
             self._starting[place].cancel()
         else:
-            self.tell({"op": "gone", "sandbox": place, **failure_said(UnknownSandboxError("the sandbox has ended"))})
+            self.send({"op": "gone", "sandbox": place, **error_to_json(UnknownSandboxError("the sandbox has ended"))})
 
-    def _ended(self, place: str, held: _Held) -> None:
+    def _on_sandbox_ended(self, place: str, held: _HeldSandbox) -> None:
         self._held.pop(place, None)
         held.executions.forget()
-        why = held.executions.why or SandboxLostError("the sandbox ended unexpectedly")
-        self.tell({"op": "gone", "sandbox": place, **failure_said(why)})
+        why = held.executions.end_reason or SandboxLostError("the sandbox ended unexpectedly")
+        self.send({"op": "gone", "sandbox": place, **error_to_json(why)})
 
-    def holds(self) -> dict[str, Message]:
+    def inventory(self) -> dict[str, Message]:
         """Return every sandbox here, with its programs whose end is not forgotten."""
         return {
-            place: {"traits": held.sandbox.traits, "programs": held.executions.names()}
+            place: {"traits": held.sandbox.properties, "programs": held.executions.list_names()}
             for place, held in self._held.items()
         }
 
-    def unheard(self) -> list[Message]:
+    def list_unacked_ends(self) -> list[Message]:
         """Return the ends of programs that a server may not have received."""
-        return [message for held in self._held.values() for message in held.executions.unheard()]
+        return [message for held in self._held.values() for message in held.executions.list_unacked_ends()]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no sandbox runs or starts."""
         return not self._held and not self._starting
 
     def report(self) -> Report:
         """Return the report on this machine, for the placement of sandboxes."""
-        free_bytes, all_bytes = memory_bytes() or (None, None)
+        free_bytes, all_bytes = read_memory_bytes() or (None, None)
         return Report(
-            cores=num_cores(),
-            busy=self._cpu.busy(),
+            cores=count_cores(),
+            busy=self._cpu.measure_busy_share(),
             memory_bytes=all_bytes,
             free_bytes=free_bytes,
             images=tuple(self._images()),
-            pools=tuple(self._manager.pools()[-MOST_POOLS:]),
+            pools=tuple(self._manager.pools()[-MAX_POOLS:]),
         )
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 from sandbox.images.oci import build, entry, file, symlink, write_layout, write_saved
 
 from roll_sandbox import BadImageError, SandboxRequestError, SandboxUnavailableError, UnknownImageError
-from roll_sandbox.images import ImageCache, reference_of
+from roll_sandbox.images import ImageCache, parse_reference
 from roll_sandbox.images.cache import default_budget_bytes
 from roll_sandbox.images.sources import open_source
 
@@ -76,7 +76,7 @@ def test_sandbox_image_cache_what_is_no_name_is_refused(cache: ImageCache, name:
     ],
 )
 def test_sandbox_image_cache_names_are_read_as_docker_reads_them(name: str, whole: str) -> None:
-    assert str(reference_of(name)) == whole
+    assert str(parse_reference(name)) == whole
 
 
 @pytest.mark.parametrize(
@@ -350,14 +350,14 @@ def test_sandbox_image_cache_who_looks_at_an_image_does_not_keep_it_from_being_u
 ) -> None:
     image = added(cache, layout(tmp_path))
     with ThreadPoolExecutor(1) as thread:
-        with cache._alone(cache._file(image.digest)) as free:
+        with cache._try_exclusive(cache._image_file(image.digest)) as free:
             assert free
             held = thread.submit(cache.hold, image)
             assert wait([held], 0.05).not_done, "it waits"
         held.result().release()
-        with cache._alone(cache._file(image.digest)):
+        with cache._try_exclusive(cache._image_file(image.digest)):
             held = thread.submit(cache.hold, image)
             assert wait([held], 0.05).not_done
-            cache._file(image.digest).unlink()
+            cache._image_file(image.digest).unlink()
         with pytest.raises(UnknownImageError, match="just removed"):
             held.result()

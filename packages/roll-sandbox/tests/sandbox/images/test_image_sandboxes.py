@@ -296,7 +296,7 @@ async def test_sandbox_image_mounts_are_in_an_image_too(cache: ImageCache, tmp_p
 
 async def test_sandbox_image_without_overlays_an_image_is_read_only(cache: ImageCache) -> None:
     runtime = BubblewrapRuntime()
-    runtime._overlays = False
+    runtime._supports_overlays = False
     async with SandboxManager(runtime, warm=0) as sandboxes:
         result = await sh(
             sandboxes, "hello; cat data; ls; echo x > data; echo y > /tmp/y; cat /tmp/y", spec=spec(WORLD)

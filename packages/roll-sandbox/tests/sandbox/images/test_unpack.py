@@ -15,7 +15,7 @@ from sandbox.images.oci import Entry, archive, digest_of, entry, file, hardlink,
 
 from roll_sandbox import BadImageError
 from roll_sandbox.images.merge import merge
-from roll_sandbox.images.unpack import Bounds, decompressed, unpack
+from roll_sandbox.images.unpack import UnpackBudget, decompress, unpack
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def layer(tmp_path: Path) -> Path:
     return path
 
 
-def put(layer: Path, *entries: Entry, bounds: Bounds | None = None) -> str:
+def put(layer: Path, *entries: Entry, bounds: UnpackBudget | None = None) -> str:
     data = archive(entries)
-    return unpack(iter([data]), str(layer), bounds or Bounds(2**24))
+    return unpack(iter([data]), str(layer), bounds or UnpackBudget(2**24))
 
 
 def tree(path: Path) -> list[str]:
@@ -197,7 +197,7 @@ def test_sandbox_image_unpack_more_bytes_than_may_be_are_refused_whatever_they_a
     bomb = gzip.compress(archive([file("zeros", bytes(2**25))]))
     assert len(bomb) < 2**16
     with pytest.raises(BadImageError, match="more bytes"):
-        unpack(decompressed(io.BytesIO(bomb)), str(layer), Bounds(2**20))
+        unpack(decompress(io.BytesIO(bomb)), str(layer), UnpackBudget(2**20))
 
 
 def test_sandbox_image_unpack_holes_count_as_what_they_stand_for(layer: Path) -> None:
@@ -210,47 +210,47 @@ def test_sandbox_image_unpack_holes_count_as_what_they_stand_for(layer: Path) ->
     }
     info.size = 512
     with pytest.raises(BadImageError, match="more bytes"):
-        put(layer, (info, b"1\n0\n0\n".ljust(512, b"\0")), bounds=Bounds(2**30))
+        put(layer, (info, b"1\n0\n0\n".ljust(512, b"\0")), bounds=UnpackBudget(2**30))
     assert sum(each.lstat().st_size for each in layer.rglob("*")) == 0
 
 
 def test_sandbox_image_unpack_more_files_than_may_be_are_refused(layer: Path) -> None:
     with pytest.raises(BadImageError, match="more files"):
-        put(layer, *(entry(f"d{number}") for number in range(101)), bounds=Bounds(2**24, entries_left=100))
+        put(layer, *(entry(f"d{number}") for number in range(101)), bounds=UnpackBudget(2**24, entries_left=100))
 
 
 def test_sandbox_image_unpack_a_header_that_would_fill_the_memory_is_refused(layer: Path) -> None:
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 2**33
     with pytest.raises(BadImageError, match="header"):
-        unpack(iter([info.tobuf(tarfile.GNU_FORMAT)]), str(layer), Bounds(2**34))
+        unpack(iter([info.tobuf(tarfile.GNU_FORMAT)]), str(layer), UnpackBudget(2**34))
 
 
 @pytest.mark.parametrize("cut", [1, 100, 600, 1000])
 def test_sandbox_image_unpack_an_archive_that_is_cut_off_is_refused(layer: Path, cut: int) -> None:
     data = archive([file("f", bytes(range(256)) * 3)])[:cut]
     with pytest.raises(BadImageError):
-        unpack(iter([data]), str(layer), Bounds(2**24))
+        unpack(iter([data]), str(layer), UnpackBudget(2**24))
 
 
 def test_sandbox_image_unpack_a_packed_layer_that_is_cut_off_or_changed_is_refused(layer: Path) -> None:
     packed = gzip.compress(archive([file("f", os.urandom(2**12))]))
     for broken in (packed[:-9], packed[: len(packed) // 2], packed[:100] + b"\0\0\0\0" + packed[104:]):
         with pytest.raises(BadImageError):
-            unpack(decompressed(io.BytesIO(broken)), str(layer), Bounds(2**24))
+            unpack(decompress(io.BytesIO(broken)), str(layer), UnpackBudget(2**24))
 
 
 def test_sandbox_image_unpack_gzip_of_several_members_is_one_archive(layer: Path) -> None:
     data = archive([file("f", b"x" * 5000)])
     packed = gzip.compress(data[:1000]) + gzip.compress(data[1000:])
-    assert unpack(decompressed(io.BytesIO(packed)), str(layer), Bounds(2**24)) == digest_of(data)
+    assert unpack(decompress(io.BytesIO(packed)), str(layer), UnpackBudget(2**24)) == digest_of(data)
     assert (layer / "f").read_bytes() == b"x" * 5000
 
 
 def test_sandbox_image_unpack_noise_is_no_layer(layer: Path) -> None:
     for noise in (b"", b"\0" * 100, b"hello" * 500, os.urandom(4096)):
         with pytest.raises(BadImageError):
-            unpack(decompressed(io.BytesIO(noise)), str(layer), Bounds(2**24))
+            unpack(decompress(io.BytesIO(noise)), str(layer), UnpackBudget(2**24))
 
 
 def test_sandbox_image_unpack_layers_packed_with_zstd_need_its_package(
@@ -258,16 +258,16 @@ def test_sandbox_image_unpack_layers_packed_with_zstd_need_its_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(BadImageError, match="pip install zstandard"):
-        unpack(decompressed(io.BytesIO(b"\x28\xb5\x2f\xfd rest")), str(layer), Bounds(2**24))
+        unpack(decompress(io.BytesIO(b"\x28\xb5\x2f\xfd rest")), str(layer), UnpackBudget(2**24))
 
 
 def test_sandbox_image_unpack_layers_packed_with_zstd_are_unpacked(layer: Path) -> None:
     zstandard = pytest.importorskip("zstandard", reason="an image's zstd layers need it")
     data = archive([file("f", b"x" * 5000)])
     packed = zstandard.compress(data[:1000]) + zstandard.compress(data[1000:])
-    assert unpack(decompressed(io.BytesIO(packed)), str(layer), Bounds(2**24)) == digest_of(data)
+    assert unpack(decompress(io.BytesIO(packed)), str(layer), UnpackBudget(2**24)) == digest_of(data)
     with pytest.raises(BadImageError):
-        unpack(decompressed(io.BytesIO(packed[:-5])), str(layer), Bounds(2**24))
+        unpack(decompress(io.BytesIO(packed[:-5])), str(layer), UnpackBudget(2**24))
     with pytest.raises(BadImageError, match="more bytes"):
         bomb = zstandard.compress(archive([file("f", bytes(2**24))]))
-        unpack(decompressed(io.BytesIO(bomb)), str(layer), Bounds(2**20))
+        unpack(decompress(io.BytesIO(bomb)), str(layer), UnpackBudget(2**20))

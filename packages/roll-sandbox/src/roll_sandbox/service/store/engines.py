@@ -17,10 +17,10 @@ from sqlalchemy.exc import ArgumentError
 
 from roll_sandbox.errors import ConfigError
 
-__all__ = ["Claim", "TakenError", "make_engine", "shown"]
+__all__ = ["DatabaseLock", "DatabaseLockedError", "hide_password", "make_engine"]
 
-MOST_CONNECTIONS = 10
-_POOL_S = 5.0
+MAX_CONNECTIONS = 10
+_POOL_TIMEOUT_S = 5.0
 """How long a reader waits for a free connection."""
 _POSTGRESQL = {
     "connect_timeout": "5",
@@ -29,7 +29,7 @@ _POSTGRESQL = {
     "options": "-c statement_timeout=10000 -c lock_timeout=5000",
 }
 """Timeouts, so that a hanging server counts as away; parameters in the URL take precedence."""
-_CLAIM_KEY = 0x524F4C4C
+_LOCK_KEY = 0x524F4C4C
 """Key of the advisory lock; any number that other programs do not use."""
 
 
@@ -54,32 +54,34 @@ def make_engine(url: str) -> Engine:
             path.parent.mkdir(parents=True, exist_ok=True)
             address = address.set(database=str(path))
         engine = create_engine(
-            address, pool_pre_ping=True, pool_size=MOST_CONNECTIONS, max_overflow=0, pool_timeout=_POOL_S
+            address, pool_pre_ping=True, pool_size=MAX_CONNECTIONS, max_overflow=0, pool_timeout=_POOL_TIMEOUT_S
         )
     except ArgumentError:
         raise ConfigError(
-            f"'{shown(url)}' is no address of a database: sqlite:////a/file.db and postgresql+psycopg://user@host/name "
-            "are."
+            f"'{hide_password(url)}' is not a valid database URL: write, for example, sqlite:////a/file.db or "
+            "postgresql+psycopg://user@host/name."
         ) from None
     except (ImportError, OSError) as error:
-        raise ConfigError(f"the database '{shown(url)}' of the sandbox service cannot be used: {error}") from None
+        raise ConfigError(
+            f"the database '{hide_password(url)}' of the sandbox service cannot be used: {error}"
+        ) from None
     if address.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def shown(url: str) -> str:
+def hide_password(url: str) -> str:
     """Return the URL without its password."""
     scheme, separator, rest = url.partition("://")
     return scheme + separator + rest.rpartition("@")[2]
 
 
-class TakenError(Exception):
+class DatabaseLockedError(Exception):
     """Another server has the database."""
 
 
-class Claim:
+class DatabaseLock:
     """The lock of one server on the database. `take` may be repeated while it is held."""
 
     def __init__(self, engine: Engine) -> None:
@@ -87,7 +89,7 @@ class Claim:
         self._path = Path(f"{engine.url.database}.lock") if _is_file(engine.url) else None
         self._file: IO[bytes] | None = None
 
-    def take(self, connection: Connection) -> None:
+    def acquire(self, connection: Connection) -> None:
         """Take the lock; under PostgreSQL it lasts as long as `connection`.
 
         Raises:
@@ -95,8 +97,8 @@ class Claim:
             OSError: the lock file next to the database cannot be made.
         """
         if self._backend == "postgresql":
-            if not connection.scalar(text(f"SELECT pg_try_advisory_lock({_CLAIM_KEY})")):
-                raise TakenError
+            if not connection.scalar(text(f"SELECT pg_try_advisory_lock({_LOCK_KEY})")):
+                raise DatabaseLockedError
             connection.commit()
         elif self._path is not None and self._file is None:
             file = self._path.open("ab")
@@ -104,10 +106,10 @@ class Claim:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.close()
-                raise TakenError from None
+                raise DatabaseLockedError from None
             self._file = file
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release the lock."""
         if self._file is not None:
             self._file.close()

@@ -21,12 +21,12 @@ from sqlalchemy import Delete, Executable, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from roll_sandbox.errors import ConfigError, SandboxDatabaseError
-from roll_sandbox.service.store.engines import Claim, TakenError, make_engine, shown
-from roll_sandbox.service.store.writer import AWAY, Then, Write, Writer, reason
+from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError, hide_password, make_engine
+from roll_sandbox.service.store.writer import UNAVAILABLE_ERRORS, Callback, Write, Writer, describe_error
 
 __all__ = ["Store"]
 
-_CLAIM_S = 5.0
+_LOCK_TIMEOUT_S = 5.0
 """How long a starting server waits for another one to end."""
 
 
@@ -42,27 +42,27 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.engine = make_engine(url)
-        self._shown = shown(url)
+        self._shown = hide_password(url)
         self._writer: Writer | None = None
 
     @property
-    def away(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why the database cannot be written; empty while it answers."""
-        return "" if self._writer is None else self._writer.away
+        return "" if self._writer is None else self._writer.unavailable_reason
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Number of writes that are not in the database yet."""
-        return 0 if self._writer is None else self._writer.waiting
+        return 0 if self._writer is None else self._writer.num_waiting
 
-    def claim(self) -> None:
+    def lock(self) -> None:
         """Lock the database for this server.
 
         Raises:
             ConfigError: another server has it, or it does not answer.
         """
-        self._writer = Writer(self.engine, Claim(self.engine))
-        self._wait_for(self._writer.connect)
+        self._writer = Writer(self.engine, DatabaseLock(self.engine))
+        self._wait_for_lock(self._writer.connect)
 
     def migrate(self, revision: str = "head") -> None:
         """Migrate the tables to this version; not while another server runs.
@@ -86,36 +86,36 @@ class Store:
                 self._upgrade(config, revision)
         except SQLAlchemyError as error:
             raise ConfigError(
-                f"the database '{self._shown}' of the sandbox service does not answer as it should: {reason(error)}"
+                f"the tables of the database '{self._shown}' cannot be migrated: {describe_error(error)}"
             ) from None
 
     def _upgrade(self, config: Config, revision: str) -> None:
-        claim = Claim(self.engine)
+        claim = DatabaseLock(self.engine)
         with self.engine.connect().execution_options(writes=True) as connection:
             try:
                 if self._writer is None:
-                    self._wait_for(lambda: claim.take(connection))
+                    self._wait_for_lock(lambda: claim.acquire(connection))
                 with connection.begin():
                     config.attributes["connection"] = connection
                     command.upgrade(config, revision)
             finally:
-                claim.give_back()
+                claim.release()
                 connection.invalidate()
 
-    def _wait_for(self, take: Callable[[], None]) -> None:
-        until = time.monotonic() + _CLAIM_S
+    def _wait_for_lock(self, take: Callable[[], None]) -> None:
+        until = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
                 return take()
-            except TakenError:
+            except DatabaseLockedError:
                 if time.monotonic() > until:
                     raise ConfigError(
                         f"another server has the database '{self._shown}': stop it first, or give this one a database "
                         "of its own (`--database`)."
                     ) from None
                 time.sleep(0.1)
-            except (*AWAY, SQLAlchemyError) as error:
-                raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}.") from None
+            except (*UNAVAILABLE_ERRORS, SQLAlchemyError) as error:
+                raise ConfigError(f"the database '{self._shown}' does not answer: {describe_error(error)}.") from None
 
     def read(self, statement: Executable) -> Sequence[Row[Any]]:
         """Return all rows; their columns are attributes.
@@ -123,16 +123,16 @@ class Store:
         Raises:
             SandboxDatabaseError: the database does not answer.
         """
-        with _typed(), self.engine.connect() as connection:
+        with _translate_errors(), self.engine.connect() as connection:
             return connection.execute(statement).all()
 
-    def change(self, *statements: Executable) -> None:
+    def write_now(self, *statements: Executable) -> None:
         """Write immediately, in one transaction.
 
         Raises:
             SandboxDatabaseError: the database does not answer, or refuses.
         """
-        with _typed(), self.engine.begin() as connection:
+        with _translate_errors(), self.engine.begin() as connection:
             for statement in statements:
                 connection.execute(statement)
 
@@ -142,19 +142,24 @@ class Store:
         self._writer.start(asyncio.get_running_loop())
 
     def write(
-        self, statement: Executable, values: Mapping[str, Any], then: Then | None = None, *, undo: Delete | None = None
+        self,
+        statement: Executable,
+        values: Mapping[str, Any],
+        callback: Callback | None = None,
+        *,
+        undo: Delete | None = None,
     ) -> None:
-        """Queue a write; `then` is called in the loop once it is committed, or with the error that refused it.
+        """Queue a write; `callback` is called in the loop once it is committed, or with the error that refused it.
 
         Args:
             statement: the statement.
             values: its parameters.
-            then: callback.
+            callback: callback.
             undo: deletes the written row. With it, the write is an intent, which is refused while the database is
                 away; without it, the write is a fact, which waits (`writer`).
         """
         assert self._writer is not None
-        self._writer.put(Write(statement, values, then, undo))
+        self._writer.put(Write(statement, values, callback, undo))
 
     def close(self) -> None:
         """Write what is queued, and disconnect."""
@@ -165,8 +170,10 @@ class Store:
 
 
 @contextlib.contextmanager
-def _typed() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise SandboxDatabaseError(f"the service's database does not answer: {reason(error)}; ask again.") from None
+        raise SandboxDatabaseError(
+            f"the service's database does not answer: {describe_error(error)}; ask again."
+        ) from None

@@ -27,22 +27,22 @@ from sqlalchemy.exc import IntegrityError, InterfaceError, InternalError, Operat
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from roll_sandbox.errors import SandboxDatabaseError, SandboxError
-from roll_sandbox.service.store.engines import Claim, TakenError
+from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError
 
-__all__ = ["AWAY", "Write", "Writer", "reason"]
+__all__ = ["UNAVAILABLE_ERRORS", "Write", "Writer", "describe_error"]
 
-AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, TakenError)
+UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, DatabaseLockedError)
 """Errors of a database that does not answer, is locked, full or read-only."""
-_MOST = 500
+_MAX_WRITES = 500
 """Most writes of one transaction."""
-_PAUSES_S = (0.05, 0.2, 0.5)
+_BACKOFF_S = (0.05, 0.2, 0.5)
 """Pauses between tries, before intents are refused."""
-_AGAIN_S = 0.25
+_RETRY_S = 0.25
 """Pause between tries while the database is away."""
-_CLOSE_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 """How long to try to write facts when the service ends."""
 _log = logging.getLogger(__name__)
-Then: TypeAlias = Callable[[Exception | None], None]
+Callback: TypeAlias = Callable[[Exception | None], None]
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Write:
 
     statement: Executable
     values: Mapping[str, Any]
-    then: Then | None = None
+    callback: Callback | None = None
     undo: Delete | None = None
     """Deletes an intent's row; its parameters are named `b_` and the column."""
 
@@ -59,20 +59,20 @@ class Write:
 class Writer:
     """The writer thread; see the module."""
 
-    def __init__(self, engine: Engine, claim: Claim) -> None:
+    def __init__(self, engine: Engine, lock: DatabaseLock) -> None:
         self._engine = engine
-        self._claim = claim
+        self._lock = lock
         self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: Connection | None = None
         self._held: list[Write] = []
-        self._tried = 0.0
-        self.away = ""
+        self._last_attempt = 0.0
+        self.unavailable_reason = ""
         """Why the database cannot be written; empty while it answers."""
-        self._thread = threading.Thread(target=self._work, name="sandbox-store", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sandbox-store", daemon=True)
 
     @property
-    def waiting(self) -> int:
+    def num_waiting(self) -> int:
         """Number of writes that are not in the database yet."""
         return self._queue.qsize() + len(self._held)
 
@@ -84,7 +84,7 @@ class Writer:
         """
         connection = self._engine.connect()
         try:
-            self._claim.take(connection)
+            self._lock.acquire(connection)
         except BaseException:
             connection.close()
             raise
@@ -105,45 +105,45 @@ class Writer:
             self._queue.put(None)
             self._thread.join()
         self._disconnect()
-        self._claim.give_back()
+        self._lock.release()
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         open_ = True
         while open_:
             came = self._next()
             open_ = None not in came
-            self._take([write for write in came if write is not None])
-        until = time.monotonic() + _CLOSE_S
+            self._write_batch([write for write in came if write is not None])
+        until = time.monotonic() + _CLOSE_TIMEOUT_S
         while self._held and time.monotonic() < until:
-            time.sleep(_AGAIN_S)
-            self._take([])
+            time.sleep(_RETRY_S)
+            self._write_batch([])
         if self._held:
             _log.warning("the sandbox service ends, and %d of its records were not written", len(self._held))
 
     def _next(self) -> list[Write | None]:
         found: list[Write | None] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._queue.get(timeout=_AGAIN_S if self.away else None))
-            while len(found) < _MOST:
+            found.append(self._queue.get(timeout=_RETRY_S if self.unavailable_reason else None))
+            while len(found) < _MAX_WRITES:
                 found.append(self._queue.get_nowait())
         return found
 
-    def _take(self, came: list[Write]) -> None:
+    def _write_batch(self, came: list[Write]) -> None:
         """Write new and held writes; if the database is away, refuse intents and hold facts."""
-        if self.away and time.monotonic() - self._tried < _AGAIN_S:
+        if self.unavailable_reason and time.monotonic() - self._last_attempt < _RETRY_S:
             self._refuse(came)
             return
         writes = [*self._held, *came]
-        for pause_s in (None,) if self.away else (*_PAUSES_S, None):
+        for pause_s in (None,) if self.unavailable_reason else (*_BACKOFF_S, None):
             try:
-                self._try(writes)
-            except AWAY as error:
+                self._write_or_raise(writes)
+            except UNAVAILABLE_ERRORS as error:
                 self._disconnect()
-                self._tried = time.monotonic()
+                self._last_attempt = time.monotonic()
                 if pause_s is None:
-                    if not self.away:
-                        _log.warning("the sandbox service's database is away: %s", reason(error))
-                    self.away = reason(error)
+                    if not self.unavailable_reason:
+                        _log.warning("the sandbox service's database is away: %s", describe_error(error))
+                    self.unavailable_reason = describe_error(error)
                     self._held = [write for write in writes if write.undo is None]
                     self._refuse([write for write in writes if write.undo is not None])
                 else:
@@ -155,7 +155,7 @@ class Writer:
     def _refuse(self, writes: list[Write]) -> None:
         """Report to intents that they are not written, now or later; hold facts."""
         error = SandboxDatabaseError(
-            f"the service's database does not answer ({self.away}), so nothing was started: ask again."
+            f"the service's database does not answer ({self.unavailable_reason}), so nothing was started: ask again."
         )
         for write in writes:
             if write.undo is None:
@@ -163,9 +163,9 @@ class Writer:
             else:
                 undone = {f"b_{name}": value for name, value in write.values.items()}
                 self._held.append(Write(write.undo, {name: undone[name] for name in write.undo.compile().params}))
-        self._tell([(write, error) for write in writes if write.undo is not None])
+        self._report([(write, error) for write in writes if write.undo is not None])
 
-    def _try(self, writes: list[Write]) -> None:
+    def _write_or_raise(self, writes: list[Write]) -> None:
         """Write everything in one transaction, or one by one if that is refused; remove from the list what is written.
 
         Raises:
@@ -176,27 +176,27 @@ class Writer:
         connection = self._connection
         assert connection is not None
         while writes:
-            some = writes[:_MOST]
+            some = writes[:_MAX_WRITES]
             errors: list[Exception | None] = [None] * len(some)
             try:
                 with connection.begin():
                     _execute(connection, some)
-            except AWAY:
+            except UNAVAILABLE_ERRORS:
                 raise
             except Exception:  # also values that a driver cannot encode, which raise no SQLAlchemy error
-                errors = [_alone(connection, write) for write in some]
+                errors = [_execute_alone(connection, write) for write in some]
             del writes[: len(some)]
-            self._back()
-            self._tell(list(zip(some, errors, strict=True)))
-        if self.away:
+            self._mark_available()
+            self._report(list(zip(some, errors, strict=True)))
+        if self.unavailable_reason:
             with connection.begin():
                 connection.execute(text("SELECT 1"))
-            self._back()
+            self._mark_available()
 
-    def _back(self) -> None:
-        if self.away:
+    def _mark_available(self) -> None:
+        if self.unavailable_reason:
             _log.warning("the sandbox service's database is back")
-            self.away = ""
+            self.unavailable_reason = ""
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -205,21 +205,21 @@ class Writer:
                 connection.invalidate()  # releases the session's lock
                 connection.close()
 
-    def _tell(self, told: Sequence[tuple[Write, Exception | None]]) -> None:
-        waiting = [(write.then, error) for write, error in told if write.then is not None]
+    def _report(self, told: Sequence[tuple[Write, Exception | None]]) -> None:
+        waiting = [(write.callback, error) for write, error in told if write.callback is not None]
         if waiting and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_call, waiting)
+            self._loop.call_soon_threadsafe(_run_callbacks, waiting)
 
 
-def reason(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error's reason in one line."""
-    if isinstance(error, TakenError):
+    if isinstance(error, DatabaseLockedError):
         return "another server has it"
     origin = getattr(error, "orig", None) or error
     return (str(origin).strip().splitlines() or [type(origin).__name__])[0][:200]
 
 
-def _call(told: list[tuple[Then, Exception | None]]) -> None:
+def _run_callbacks(told: list[tuple[Callback, Exception | None]]) -> None:
     for then, error in told:
         try:
             then(error)
@@ -238,7 +238,7 @@ def _execute(connection: Connection, writes: Sequence[Write]) -> None:
         start = end
 
 
-def _alone(connection: Connection, write: Write) -> Exception | None:
+def _execute_alone(connection: Connection, write: Write) -> Exception | None:
     """Execute one write and return the error that refuses it.
 
     An insert whose row exists, from a transaction whose answer was lost, counts as written.
@@ -247,15 +247,15 @@ def _alone(connection: Connection, write: Write) -> Exception | None:
         with connection.begin():
             _execute(connection, [write])
     except IntegrityError:
-        return None if _is_there(connection, write) else SandboxError("that name was used before")
-    except AWAY:
+        return None if _row_exists(connection, write) else SandboxError("that name was used before")
+    except UNAVAILABLE_ERRORS:
         raise
     except Exception as error:
-        return SandboxError(f"the service's database refuses: {reason(error)}")
+        return SandboxError(f"the service's database refuses: {describe_error(error)}")
     return None
 
 
-def _is_there(connection: Connection, write: Write) -> bool:
+def _row_exists(connection: Connection, write: Write) -> bool:
     if not isinstance(write.statement, Insert):
         return False
     columns = write.statement.table.c

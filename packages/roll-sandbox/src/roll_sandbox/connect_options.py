@@ -7,12 +7,12 @@ import ssl
 from urllib.parse import urlsplit
 
 from roll_sandbox.errors import ConfigError, SandboxUnavailableError
-from roll_sandbox.proxies import through
+from roll_sandbox.proxies import describe_proxy
 
-__all__ = ["checked_url", "no_answer", "token_header", "trusted"]
+__all__ = ["load_tls_context", "make_token_header", "make_unreachable_error", "normalize_url"]
 
 
-def checked_url(url: str) -> str:
+def normalize_url(url: str) -> str:
     """Return the address of a service without a trailing slash.
 
     Raises:
@@ -24,7 +24,7 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def token_header(token: str) -> dict[str, str]:
+def make_token_header(token: str) -> dict[str, str]:
     """Return the authorization header. White space around a token, such as a newline from a file, is stripped.
 
     Raises:
@@ -37,7 +37,7 @@ def token_header(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {word}"}
 
 
-def trusted(ca_file: str | None) -> ssl.SSLContext | bool:
+def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
     """Return the TLS context of a CA file; `True` (the system's certificates) without one.
 
     Raises:
@@ -52,7 +52,7 @@ def trusted(ca_file: str | None) -> ssl.SSLContext | bool:
         raise ConfigError(f"the file of certificates '{ca_file}' cannot be used: {reason}.") from None
 
 
-def no_answer(url: str, error: Exception) -> SandboxUnavailableError:
+def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableError:
     """Return the error for a service that could not be reached, with what to do about it."""
     import aiohttp
 
@@ -68,4 +68,4 @@ def no_answer(url: str, error: Exception) -> SandboxUnavailableError:
         reason, what = "it hung up", "its address may begin with https://"
     elif isinstance(inner, OSError) and inner.errno is not None:
         reason = os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
-    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){through(url)}: {what}.")
+    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){describe_proxy(url)}: {what}.")

@@ -22,9 +22,9 @@ from roll_sandbox.errors import (
     UntrustedCodeError,
 )
 
-__all__ = ["STATUS", "failure_of", "failure_said"]
+__all__ = ["STATUS", "error_from_json", "error_to_json"]
 
-_KINDS: dict[str, type[RollSandboxError]] = {
+_ERROR_TYPES: dict[str, type[RollSandboxError]] = {
     "access": SandboxAccessError,
     "broken": SandboxError,
     "database": SandboxDatabaseError,
@@ -40,7 +40,7 @@ _KINDS: dict[str, type[RollSandboxError]] = {
     "unknown": UnknownSandboxError,
     "untrusted": UntrustedCodeError,
 }
-_NAMES = {error: kind for kind, error in _KINDS.items()}
+_ERROR_NAMES = {error: kind for kind, error in _ERROR_TYPES.items()}
 STATUS = {
     "access": 403,
     "broken": 502,
@@ -60,20 +60,20 @@ STATUS = {
 """HTTP status of each kind."""
 
 
-def failure_said(error: Exception) -> dict[str, Any]:
+def error_to_json(error: Exception) -> dict[str, Any]:
     """Convert an error to `{"error": kind, "message": …}`, with `errno` and `path` for a `SandboxPathError`."""
     if isinstance(error, SandboxPathError):
         return {"error": "path", "message": error.strerror, "errno": error.errno, "path": error.filename}
-    kind = next((_NAMES[each] for each in type(error).__mro__ if each in _NAMES), None)
+    kind = next((_ERROR_NAMES[each] for each in type(error).__mro__ if each in _ERROR_NAMES), None)
     if kind is None:
         kind = "request" if isinstance(error, ValueError) else "broken"
     return {"error": kind, "message": str(error)[:2000]}
 
 
-def failure_of(said: dict[str, Any]) -> RollSandboxError:
+def error_from_json(message: dict[str, Any]) -> RollSandboxError:
     """Convert a message to its error; an unknown kind becomes `SandboxError`."""
-    message = str(said.get("message", ""))
-    if said.get("error") == "path":
-        number, path = said.get("errno"), said.get("path")
-        return SandboxPathError(number if type(number) is int else 0, message, path if isinstance(path, str) else None)
-    return _KINDS.get(str(said.get("error")), SandboxError)(message)
+    text = str(message.get("message", ""))
+    if message.get("error") == "path":
+        number, path = message.get("errno"), message.get("path")
+        return SandboxPathError(number if type(number) is int else 0, text, path if isinstance(path, str) else None)
+    return _ERROR_TYPES.get(str(message.get("error")), SandboxError)(text)

@@ -11,41 +11,41 @@ from typing import Any
 
 from roll_sandbox.agent_sandbox import Job, Session
 from roll_sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
-from roll_sandbox.remote.line import Line, RemoteSandbox, new_name
-from roll_sandbox.service.switchboard import ClientLine, Entry, Switchboard
+from roll_sandbox.remote.connection import RemoteSandbox, ServiceConnection, new_name
+from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher, Entry
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.types import Program, SandboxSpec
-from roll_sandbox.wire import Message, checked
+from roll_sandbox.wire import Message, validate_client_message
 
-__all__ = ["Inside", "Owned"]
+__all__ = ["LocalClients", "OwnerSandboxes"]
 
-_acting: ContextVar[Identity] = ContextVar("acting")
+_current_identity: ContextVar[Identity] = ContextVar("acting")
 """Identity of the present request, so that the audit log names its token and not the owner's first one."""
 
 
-class Owned:
+class OwnerSandboxes:
     """One owner's sandboxes, as routes use them. A sandbox that was made here lives until it is stopped or expires.
 
     Args:
-        board: the switchboard.
+        dispatcher: the switchboard.
         identity: the owner's identity.
-        era: identifier of this run of the server: sessions of an earlier run are lost.
+        server_run: identifier of this run of the server: sessions of an earlier run are lost.
     """
 
-    def __init__(self, board: Switchboard, identity: Identity, era: str) -> None:
-        self.board = board
+    def __init__(self, dispatcher: Dispatcher, identity: Identity, server_run: str) -> None:
+        self.dispatcher = dispatcher
         self.owner = identity.owner
-        self._era = era
-        self._line = Line(self._send)
-        self._client = ClientLine(identity, self._line.receive, leases=False)
+        self._server_run = server_run
+        self._service = ServiceConnection(self._send)
+        self._client = ClientConnection(identity, self._service.receive, holds_leases=False)
         self._sandboxes: dict[str, RemoteSandbox] = {}
-        self._making: dict[str, asyncio.Task[RemoteSandbox]] = {}
+        self._creating: dict[str, asyncio.Task[RemoteSandbox]] = {}
         self._running: dict[tuple[str, str], Job] = {}
         self.sessions: dict[tuple[str, str], Session] = {}
 
     def _send(self, message: Message) -> None:
-        self._client.identity = _acting.get(self._client.identity)
-        self.board.receive(self._client, checked(message))
+        self._client.identity = _current_identity.get(self._client.identity)
+        self.dispatcher.on_client_message(self._client, validate_client_message(message))
 
     async def create(
         self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None, name: str | None = None
@@ -57,30 +57,32 @@ class Owned:
             UnknownSandboxError: the sandbox of this name has ended.
         """
         if name is None:
-            return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near)), True
+            return self._remember(await self._service.create(spec, lifetime_s=lifetime_s, near=near)), True
         place = f"{self.owner}/{name}"
-        if place not in self.board.entries and name not in self._making:
-            row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
-            if row is not None and place not in self.board.entries and name not in self._making:
+        if place not in self.dispatcher.entries and name not in self._creating:
+            row = await asyncio.to_thread(self.dispatcher.records.load_sandbox, self.owner, name)
+            if row is not None and place not in self.dispatcher.entries and name not in self._creating:
                 raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another key for another one.")
-        entry = self.board.entries.get(place)
-        if entry is not None and entry.spec != self.board.quotas.bounded(self.owner, spec):
+        entry = self.dispatcher.entries.get(place)
+        if entry is not None and entry.spec != self.dispatcher.quotas.apply_cpu_limit(self.owner, spec):
             raise SandboxRequestError(f"the sandbox '{name}' is of another specification: choose another key.")
-        if entry is not None and name not in self._making and entry.state == "running":
+        if entry is not None and name not in self._creating and entry.state == "running":
             return await self.sandbox(name), False
-        new = entry is None and name not in self._making
-        return await self._made(name, lambda: self._line.create(spec, lifetime_s=lifetime_s, name=name)), new
+        new = entry is None and name not in self._creating
+        return await self._create_once(name, lambda: self._service.create(spec, lifetime_s=lifetime_s, name=name)), new
 
-    async def _made(self, name: str, make: Callable[[], Coroutine[Any, Any, RemoteSandbox]]) -> RemoteSandbox:
+    async def _create_once(self, name: str, make: Callable[[], Coroutine[Any, Any, RemoteSandbox]]) -> RemoteSandbox:
         """Make a sandbox once for all concurrent callers, any of which may be canceled."""
 
         async def made() -> RemoteSandbox:
-            return self._kept(await make())
+            return self._remember(await make())
 
-        if name not in self._making:
-            making = self._making[name] = asyncio.create_task(made())
-            making.add_done_callback(lambda task: (self._making.pop(name, None), task.cancelled() or task.exception()))
-        return await asyncio.shield(self._making[name])
+        if name not in self._creating:
+            making = self._creating[name] = asyncio.create_task(made())
+            making.add_done_callback(
+                lambda task: (self._creating.pop(name, None), task.cancelled() or task.exception())
+            )
+        return await asyncio.shield(self._creating[name])
 
     async def entry(self, name: str) -> Entry:
         """Return the service's entry of a sandbox.
@@ -91,9 +93,9 @@ class Owned:
             UnknownSandboxError: the owner has no such sandbox, or it was stopped.
         """
         try:
-            return self.board.find(self.owner, name)
+            return self.dispatcher.find(self.owner, name)
         except UnknownSandboxError:
-            row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
+            row = await asyncio.to_thread(self.dispatcher.records.load_sandbox, self.owner, name)
             why = "" if row is None else row.why
             if why == "lost":
                 raise SandboxLostError(f"the sandbox '{name}' was lost: its worker or the server died.") from None
@@ -112,10 +114,10 @@ class Owned:
         found = self._sandboxes.get(name)
         if found is None or found.broken:
             entry = await self.entry(name)
-            found = await self._made(name, lambda: self._line.attach(name, entry.spec))
+            found = await self._create_once(name, lambda: self._service.attach(name, entry.spec))
         return found
 
-    def _kept(self, sandbox: RemoteSandbox) -> RemoteSandbox:
+    def _remember(self, sandbox: RemoteSandbox) -> RemoteSandbox:
         if self._sandboxes.get(sandbox.name) is not sandbox:
             self._sandboxes[sandbox.name] = sandbox
             sandbox.on_close(lambda: self._forget(sandbox.name))
@@ -132,13 +134,13 @@ class Owned:
             return sandbox.begin(program, alone=alone)
         place = sandbox.name, key
         if place not in self._running:
-            job = self._running[place] = sandbox.begin_as(key, program, alone=alone)
+            job = self._running[place] = sandbox.begin_named(key, program, alone=alone)
             job.on_end(partial(self._running.__delitem__, place))
         return self._running[place]
 
-    def keep(self, sandbox: str, session: Session) -> str:
+    def store_session(self, sandbox: str, session: Session) -> str:
         """Store a new session, and return its name."""
-        name = f"{self._era}-{new_name()}"
+        name = f"{self._server_run}-{new_name()}"
         self.sessions[sandbox, name] = session
         return name
 
@@ -154,22 +156,22 @@ class Owned:
         if found is not None and not found.closed:
             return found
         era, dash, _ = session.partition("-")
-        if dash and len(era) == len(self._era) and era != self._era:
+        if dash and len(era) == len(self._server_run) and era != self._server_run:
             raise SandboxLostError(f"the session '{session}' was lost when the server was started again: open another.")
         raise UnknownSandboxError(f"sandbox '{name}' has no session '{session[:64]}', or no more: open another.")
 
 
-class Inside:
+class LocalClients:
     """The `Owned` of each owner."""
 
-    def __init__(self, board: Switchboard) -> None:
-        self._board = board
-        self._owned: dict[str, Owned] = {}
-        self._era = secrets.token_hex(6)
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._by_owner: dict[str, OwnerSandboxes] = {}
+        self._server_run = secrets.token_hex(6)
 
-    def of(self, identity: Identity) -> Owned:
+    def get(self, identity: Identity) -> OwnerSandboxes:
         """Return the sandboxes of an identity's owner; later audit lines of the calling task name this identity."""
-        _acting.set(identity)
-        if identity.owner not in self._owned:
-            self._owned[identity.owner] = Owned(self._board, identity, self._era)
-        return self._owned[identity.owner]
+        _current_identity.set(identity)
+        if identity.owner not in self._by_owner:
+            self._by_owner[identity.owner] = OwnerSandboxes(self._dispatcher, identity, self._server_run)
+        return self._by_owner[identity.owner]

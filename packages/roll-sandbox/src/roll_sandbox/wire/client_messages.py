@@ -18,12 +18,12 @@ from typing import Any
 from roll_sandbox.errors import SandboxRequestError
 from roll_sandbox.wire.frames import Message
 
-__all__ = ["check_name", "checked"]
+__all__ = ["check_name", "validate_client_message"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
-_MOST_S = 1e9
+_MAX_S = 1e9
 _OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
-_NEEDED = {
+_REQUIREMENTS = {
     "name": "a name is",
     "count": "a whole number from 0 on is",
     "seconds": "seconds above 0 are",
@@ -61,7 +61,7 @@ def check_name(value: object) -> str:
     return value
 
 
-def checked(message: Message) -> Message:
+def validate_client_message(message: Message) -> Message:
     """Check and return a message of a client: every field must be known and have the right type.
 
     Raises:
@@ -78,18 +78,18 @@ def checked(message: Message) -> Message:
         value = message.get(name)
         if value is None and (name in _OPTIONAL or kind.endswith("?")):
             continue
-        if not _fits(kind.rstrip("?"), value):
+        if not _has_type(kind.rstrip("?"), value):
             raise SandboxRequestError(
-                f"'{name}' of a message '{op}' is {str(value)[:80]!r}: {_NEEDED[kind.rstrip('?')]} needed."
+                f"'{name}' of a message '{op}' is {str(value)[:80]!r}: {_REQUIREMENTS[kind.rstrip('?')]} needed."
             )
     return message
 
 
-def _fits(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: Any) -> bool:
     if kind == "name":
         return isinstance(value, str) and _NAME.fullmatch(value) is not None
     if kind == "count":
         return type(value) is int and 0 <= value < 2**53
     if kind == "seconds":
-        return type(value) in (int, float) and 0 < value <= _MOST_S
+        return type(value) in (int, float) and 0 < value <= _MAX_S
     return isinstance(value, bytes if kind == "bytes" else dict)

@@ -11,9 +11,9 @@ from roll_sandbox.wire import Message, Report, encode
 
 __all__ = ["WorkerLink"]
 
-_WAITING = 10_000
+_MAX_QUEUED = 10_000
 """Most queued messages for a worker that is away."""
-_WAITING_BYTES = 2**27
+_MAX_QUEUED_BYTES = 2**27
 
 
 @dataclass
@@ -27,51 +27,51 @@ class WorkerLink:
     """Most sandboxes at once."""
     memory_bytes: int | None = None
     """Bound on the sum of its sandboxes' memory limits; `None`: no bound."""
-    drained: bool = False
+    is_drained: bool = False
     """Whether an admin requested that it gets no new sandboxes."""
-    leaving: bool = False
+    is_leaving: bool = False
     """Whether the worker itself requested that, and exits when it has no sandboxes."""
     process: str = ""
     """Identifier of the process that has the name: one at a time."""
-    hang_up: Callable[[], None] | None = None
+    disconnect: Callable[[], None] | None = None
     """Closes the connection to it."""
-    heard: float = math.inf
+    last_message_at: float = math.inf
     """Time of its last message (monotonic); infinite for a worker in this process."""
-    seen: float = 0.0
+    last_seen: float = 0.0
     """Time of its last message, in seconds since 1970."""
     report: Report = field(default_factory=Report)
-    placed: int = 0
+    num_placed: int = 0
     """Sandboxes placed since its last report."""
     away_since: float = 0.0
-    held: int = 0
-    held_memory_bytes: int = 0
-    waiting: list[Message] = field(default_factory=list)
-    waiting_bytes: int = 0
+    num_sandboxes: int = 0
+    reserved_memory_bytes: int = 0
+    queued: list[Message] = field(default_factory=list)
+    queued_bytes: int = 0
     uploads: set[str] = field(default_factory=set)
     """Digests of the directories that were sent to it since it joined."""
 
     @property
-    def here(self) -> bool:
+    def is_connected(self) -> bool:
         """Whether the worker is connected."""
         return self.transmit is not None
 
     @property
-    def draining(self) -> bool:
+    def is_draining(self) -> bool:
         """Whether the worker gets no new sandboxes."""
-        return self.drained or self.leaving
+        return self.is_drained or self.is_leaving
 
     @property
     def state(self) -> str:
         """State for display: `away`, `draining` or `ready`."""
-        return "away" if not self.here else "draining" if self.draining else "ready"
+        return "away" if not self.is_connected else "draining" if self.is_draining else "ready"
 
-    def note(self, report: Report) -> None:
+    def update_report(self, report: Report) -> None:
         """Store the worker's latest report of its machine."""
-        self.report, self.placed, self.seen = report, 0, time.time()
+        self.report, self.num_placed, self.last_seen = report, 0, time.time()
 
-    def away(self, monotonic: float) -> None:
+    def mark_away(self, monotonic: float) -> None:
         """Mark the worker as away: its connection broke, or is silent."""
-        hang_up, self.transmit, self.hang_up, self.away_since = self.hang_up, None, None, monotonic
+        hang_up, self.transmit, self.disconnect, self.away_since = self.disconnect, None, None, monotonic
         if hang_up is not None:
             hang_up()
 
@@ -79,6 +79,6 @@ class WorkerLink:
         """Send a message to the worker; while it is away, queue it until the worker is back."""
         if self.transmit is not None:
             self.transmit(message)
-        elif len(self.waiting) < _WAITING and self.waiting_bytes < _WAITING_BYTES:
-            self.waiting.append(message)
-            self.waiting_bytes += len(encode(message))
+        elif len(self.queued) < _MAX_QUEUED and self.queued_bytes < _MAX_QUEUED_BYTES:
+            self.queued.append(message)
+            self.queued_bytes += len(encode(message))

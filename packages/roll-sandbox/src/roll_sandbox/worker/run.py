@@ -10,7 +10,7 @@ from typing import Any
 
 from roll_sandbox.images import ImageCache
 from roll_sandbox.manager import SandboxManager
-from roll_sandbox.worker.joining import Joined
+from roll_sandbox.worker.connection import WorkerConnection
 from roll_sandbox.worker.worker import Worker
 
 __all__ = ["run_worker"]
@@ -46,8 +46,8 @@ async def run_worker(
         SandboxAccessError: the token is refused.
     """
     async with SandboxManager(runtime, warm=warm, max_sandboxes=capacity) as manager:
-        worker = Worker(manager, mounts=mounts, images=ImageCache().words)
-        joined = Joined(worker, url, token, name=name, capacity=capacity, **settings)
+        worker = Worker(manager, mounts=mounts, images=ImageCache().list_requestable_names)
+        joined = WorkerConnection(worker, url, token, name=name, capacity=capacity, **settings)
         serving = asyncio.ensure_future(joined.serve())
 
         def terminate() -> None:

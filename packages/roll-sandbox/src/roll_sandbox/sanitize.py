@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["escape_control_chars"]
 
 
-def printable(text: str) -> str:
+def escape_control_chars(text: str) -> str:
     """Return text that pages, files and terminals can show, whatever a program wrote.
 
     Lone surrogates cannot be written, and control characters can move a terminal's cursor, set its title, or change the

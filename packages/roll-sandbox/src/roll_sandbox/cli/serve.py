@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roll_sandbox.cli.common import Bytes, database_option, missing_packages
+from roll_sandbox.cli.common import Bytes, database_option, make_missing_packages_error
 from roll_sandbox.errors import ConfigError
 
 __all__ = ["serve", "worker"]
@@ -53,10 +53,10 @@ def serve(
     """Serve sandboxes to clients: `roll_sandbox.connect(url, token)`."""
     try:
         from roll_sandbox.service.quotas import Quota
-        from roll_sandbox.service.serving import serve as serve_sandboxes
+        from roll_sandbox.service.server import serve as serve_sandboxes
         from roll_sandbox.service.settings import Settings, default_database
     except ImportError as error:
-        raise missing_packages(error) from None
+        raise make_missing_packages_error(error) from None
     settings = Settings(
         database=database or default_database(),
         audit=audit,
@@ -69,7 +69,7 @@ def serve(
         quota=Quota(sandboxes=owner_sandboxes, lifetime_s=owner_lifetime),
         max_message_bytes=max_message_bytes,
     )
-    serve_sandboxes(settings, host, port, certificate=certificate, key=key, say=click.echo, insecure=insecure)
+    serve_sandboxes(settings, host, port, certificate=certificate, key=key, print_line=click.echo, insecure=insecure)
 
 
 @click.command()

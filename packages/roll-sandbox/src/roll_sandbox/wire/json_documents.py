@@ -14,16 +14,16 @@ from typing import Any
 
 from roll_sandbox.errors import SandboxRequestError
 
-__all__ = ["check_values", "parsed"]
+__all__ = ["check_values", "parse_json"]
 
-_MOST = 2**19
+_MAX_VALUES = 2**19
 """Most values, and most strings, of one document; the length of strings is not bounded."""
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{\]}]")
 
 
-def parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+def parse_json(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Parse a JSON document in UTF-8.
 
     Args:
@@ -49,15 +49,15 @@ def check_values(data: bytes) -> None:
         SandboxRequestError: the values are too many or too deeply nested.
     """
     opened = data.count(b"[") + data.count(b"{")
-    if opened <= _DEEPEST and opened + data.count(b",") <= _MOST:
+    if opened <= _MAX_DEPTH and opened + data.count(b",") <= _MAX_VALUES:
         return
-    bare, texts = _TEXT.subn(b"", data, _MOST)
+    bare, texts = _TEXT.subn(b"", data, _MAX_VALUES)
     opened = bare.count(b"[") + bare.count(b"{")
-    if texts == _MOST or opened + bare.count(b",") > _MOST:
-        raise SandboxRequestError(f"a message has more than {_MOST:,} values: send less at once.")
+    if texts == _MAX_VALUES or opened + bare.count(b",") > _MAX_VALUES:
+        raise SandboxRequestError(f"a message has more than {_MAX_VALUES:,} values: send less at once.")
     depth = deepest = 0
     for bracket in _BRACKET.findall(bare):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
-    if deepest > _DEEPEST:
-        raise SandboxRequestError(f"a message is nested deeper than {_DEEPEST} times.")
+    if deepest > _MAX_DEPTH:
+        raise SandboxRequestError(f"a message is nested deeper than {_MAX_DEPTH} times.")

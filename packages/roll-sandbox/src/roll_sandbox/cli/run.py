@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from roll_sandbox import Command, Job, Limits, Outcome, Sandbox, SandboxManager, SandboxSpec
-from roll_sandbox.cli.common import Bytes, Place, service_options, shown
-from roll_sandbox.cli.harmless import Harmless
+from roll_sandbox.cli.common import Bytes, ServiceAddress, service_options, to_single_line
+from roll_sandbox.cli.terminal_filter import TerminalFilter
 from roll_sandbox.errors import ConfigError
 from roll_sandbox.wire import Message
 
@@ -25,14 +25,14 @@ __all__ = ["run", "shell"]
 _OUTPUT_BYTES = 2**26
 _DAY_S = 86400.0
 _SHELL = "command -v bash >/dev/null && exec bash --norc -i; exec sh -i"
-_LEAVES = "exit ends it; Enter ~ . leaves it"
+_LEAVE_HINT = "exit ends it; Enter ~ . leaves it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
+class _SandboxRequest:
     """The sandbox that a command is to use."""
 
-    place: Place
+    place: ServiceAddress
     name: str | None
     spec: SandboxSpec
     keep: bool
@@ -41,7 +41,7 @@ class _Wanted:
 
 
 @dataclass
-class _Here:
+class _OpenSandbox:
     """The sandbox that a command has opened."""
 
     sandbox: Sandbox
@@ -70,7 +70,7 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _spec(image: str | None, memory_bytes: int) -> SandboxSpec:
+def _make_spec(image: str | None, memory_bytes: int) -> SandboxSpec:
     limits = Limits(memory_bytes=memory_bytes, disk_bytes=memory_bytes // 2, max_processes=256, wall_s=_DAY_S)
     return SandboxSpec(image=image, limits=limits)
 
@@ -84,7 +84,7 @@ def _spec(image: str | None, memory_bytes: int) -> SandboxSpec:
 )
 @click.argument("command", nargs=-1, required=True)
 def run(
-    place: Place,
+    place: ServiceAddress,
     name: str | None,
     image: str | None,
     memory_bytes: int,
@@ -102,20 +102,20 @@ def run(
 
     Input that is not a terminal is forwarded. The exit code is 124 over the time limit, 137 over another limit.
     """
-    wanted = _Wanted(
-        place=place, name=name, spec=_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
+    wanted = _SandboxRequest(
+        place=place, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
     )
     program = Command(argv=command, interactive=not sys.stdin.isatty(), wall_s=wall_s, output_bytes=_OUTPUT_BYTES)
     return asyncio.run(_run(wanted, program))
 
 
-async def _run(wanted: _Wanted, program: Command) -> int:
-    async with _opened(wanted) as here:
+async def _run(wanted: _SandboxRequest, program: Command) -> int:
+    async with _open_sandbox(wanted) as here:
         if wanted.keep:
             click.echo(f"sandbox {here.name}", err=True)
         job = await here.sandbox.start(program)
         if program.interactive:
-            _pass_input_on(job)
+            _forward_input(job)
         try:
             await _print(job)
             result = await job.wait()
@@ -132,7 +132,7 @@ async def _run(wanted: _Wanted, program: Command) -> int:
 async def _print(job: Job) -> None:
     """Print the job's output byte for byte; on a terminal, make control sequences in it harmless."""
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
-    terminals = {name: Harmless() for name, stream in streams.items() if stream.isatty()}
+    terminals = {name: TerminalFilter() for name, stream in streams.items() if stream.isatty()}
 
     def say(name: str, data: bytes) -> None:
         stream = streams[name].buffer
@@ -146,7 +146,7 @@ async def _print(job: Job) -> None:
         say(name, terminal.feed(b"", end=True).encode())
 
 
-def _pass_input_on(job: Job) -> None:
+def _forward_input(job: Job) -> None:
     """Forward standard input in a daemon thread, since a read of it may never return."""
     loop = asyncio.get_running_loop()
     source = sys.stdin.fileno()
@@ -166,7 +166,7 @@ def _pass_input_on(job: Job) -> None:
 @click.option("--new", is_flag=True, help="A further shell, also where one runs that was left.")
 @click.argument("name", required=False)
 def shell(
-    place: Place,
+    place: ServiceAddress,
     name: str | None,
     image: str | None,
     memory_bytes: int,
@@ -182,28 +182,28 @@ def shell(
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("a shell is for a terminal: `roll-sandbox run -- COMMAND` runs a program without one.")
-    wanted = _Wanted(
-        place=place, name=name, spec=_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
+    wanted = _SandboxRequest(
+        place=place, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
     )
     return asyncio.run(_shell(wanted, new))
 
 
-async def _shell(wanted: _Wanted, new: bool) -> int:
-    from roll_sandbox.cli.terminal import converse, size_here
-    from roll_sandbox.remote.line import RemoteSandbox
+async def _shell(wanted: _SandboxRequest, new: bool) -> int:
+    from roll_sandbox.cli.terminal import attach_terminal, get_terminal_size
+    from roll_sandbox.remote.connection import RemoteSandbox
 
-    async with _opened(wanted) as here:
+    async with _open_sandbox(wanted) as here:
         running = [each for each in here.programs if each["terminal"] and each["end"] is None]
-        click.secho(f"sandbox {here.name}   ({'exit ends it' if wanted.local else _LEAVES})", dim=True)
+        click.secho(f"sandbox {here.name}   ({'exit ends it' if wanted.local else _LEAVE_HINT})", dim=True)
         if running and not new and isinstance(here.sandbox, RemoteSandbox):
-            job = here.sandbox.rejoin(running[-1])
+            job = here.sandbox.reattach_program(running[-1])
         else:
             prompt = rf"\[\e[2m\]{here.name[:8]}\[\e[0m\] \w\$ "
             env = {"TERM": os.environ.get("TERM", "xterm"), "PS1": prompt}
             job = await here.sandbox.start(
-                Command(argv=("sh", "-c", _SHELL), env=env, terminal=size_here(), wall_s=_DAY_S)
+                Command(argv=("sh", "-c", _SHELL), env=env, terminal=get_terminal_size(), wall_s=_DAY_S)
             )
-        result = await converse(job)
+        result = await attach_terminal(job)
         if result is None and not wanted.local:
             here.keep = True
             click.secho(f"left; back with: roll-sandbox shell {here.name}", dim=True)
@@ -211,7 +211,7 @@ async def _shell(wanted: _Wanted, new: bool) -> int:
 
 
 @asynccontextmanager
-async def _opened(wanted: _Wanted) -> AsyncIterator[_Here]:
+async def _open_sandbox(wanted: _SandboxRequest) -> AsyncIterator[_OpenSandbox]:
     """Run the body with the sandbox, which ends with the block unless it is to be kept."""
     if wanted.local:
         if wanted.keep or wanted.name:
@@ -220,26 +220,26 @@ async def _opened(wanted: _Wanted) -> AsyncIterator[_Here]:
             SandboxManager("bubblewrap", spec=wanted.spec, warm=0) as manager,
             await manager.create() as sandbox,
         ):
-            yield _Here(sandbox, "here", False, [])
+            yield _OpenSandbox(sandbox, "here", False, [])
         return
-    from roll_sandbox.wire import spec_said
+    from roll_sandbox.wire import spec_to_json
 
     place, name, programs = wanted.place, wanted.name, []
     async with place.runtime() as runtime:
         if name is not None:
-            name = await place.name_of(name)
-            programs = (await runtime.look(name))["programs"]
+            name = await place.resolve_name(name)
+            programs = (await runtime.inspect(name))["programs"]
         elif wanted.keep:
             made = await place.call(
-                "POST", "/v1/sandboxes", {"spec": spec_said(wanted.spec), "lifetime_s": wanted.lifetime_s}
+                "POST", "/v1/sandboxes", {"spec": spec_to_json(wanted.spec), "lifetime_s": wanted.lifetime_s}
             )
             name = str(made["sandbox"])
         sandbox = await (
             runtime.attach(name, wanted.spec) if name else runtime.create(wanted.spec, lifetime_s=wanted.lifetime_s)
         )
-        here = _Here(sandbox, shown(sandbox.name), keep=name is not None, programs=programs)
+        here = _OpenSandbox(sandbox, to_single_line(sandbox.name), keep=name is not None, programs=programs)
         try:
             yield here
         finally:
             if here.keep:
-                sandbox.leave()
+                sandbox.detach()

@@ -19,16 +19,16 @@ from roll_sandbox import (
     UnknownSandboxError,
     connect,
 )
-from roll_sandbox.wire import Message, decode, encode, failure_said
-from roll_sandbox.worker.joining import Joined
+from roll_sandbox.wire import Message, decode, encode, error_to_json
+from roll_sandbox.worker.connection import WorkerConnection
 from roll_sandbox.worker.worker import Worker
 
 HANG_UP = None
 OF_REQUEST = "the id of what is answered"
-NO_WORKER = {"op": "failed", **failure_said(SandboxUnavailableError("no worker is connected"))}
-UNKNOWN = {"op": "failed", **failure_said(UnknownSandboxError("there is no such sandbox"))}
+NO_WORKER = {"op": "failed", **error_to_json(SandboxUnavailableError("no worker is connected"))}
+UNKNOWN = {"op": "failed", **error_to_json(UnknownSandboxError("there is no such sandbox"))}
 CREATED = {"op": "created", "traits": {"home": "/home", "isolated": True, "mount_space": True}}
-GONE = {"op": "gone", **failure_said(UnknownSandboxError("the sandbox was stopped"))}
+GONE = {"op": "gone", **error_to_json(UnknownSandboxError("the sandbox was stopped"))}
 
 
 class Script:
@@ -143,7 +143,7 @@ async def test_sandbox_service_connection_a_worker_dials_again_where_its_server_
     app.router.add_get("/v1/worker", line)
     async with TestServer(app) as server:
         worker = Worker(SandboxManager(warm=0))
-        joined = Joined(worker, str(server.make_url("/")), "token", name="worker-a", capacity=1)
+        joined = WorkerConnection(worker, str(server.make_url("/")), "token", name="worker-a", capacity=1)
         serving = asyncio.create_task(joined.serve())
         for _ in range(2):
             await asyncio.wait({asyncio.create_task(dialed.get()), serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -27,14 +27,14 @@ from roll_sandbox.errors import (
     SandboxUnavailableError,
     UnknownSandboxError,
 )
-from roll_sandbox.remote.sent import Sent
+from roll_sandbox.remote.resend_buffer import ResendBuffer
 from roll_sandbox.types import Program, SandboxSpec, Usage
-from roll_sandbox.wire import Message, failure_of, program_said, spec_said
+from roll_sandbox.wire import Message, error_from_json, program_to_json, spec_to_json
 
-__all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
+__all__ = ["RemoteSandbox", "RemoteSandboxConnection", "ServiceConnection", "new_name"]
 
-_ANSWER_S = 10.0
-_KEPT_CLOSES = 256
+_ANSWER_TIMEOUT_S = 10.0
+_MAX_KEPT_CLOSES = 256
 """Closes of sessions that are sent again over a new connection, since they are not acknowledged."""
 _FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
@@ -47,13 +47,13 @@ def new_name() -> str:
 class RemoteSandbox(Sandbox):
     """A sandbox of a service. Its worker bounds its time."""
 
-    silence_s = None
+    agent_grace_s = None
 
-    def __init__(self, name: str, *arguments: Any, line: Line, **settings: Any) -> None:
+    def __init__(self, name: str, *arguments: Any, service: ServiceConnection, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.name = name
         """Name of the sandbox in the service."""
-        self._line = line
+        self._service = service
 
     def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
         """Set the sandbox's lifetime to this many seconds from now on. The request is sent at once; await the
@@ -64,32 +64,32 @@ class RemoteSandbox(Sandbox):
             UnknownSandboxError: the sandbox has ended, or is being ended.
             SandboxUnavailableError: no answer arrived in time.
         """
-        return asyncio.ensure_future(self._line.ask("extend", self.name, lifetime_s=lifetime_s))
+        return asyncio.ensure_future(self._service.request("extend", self.name, lifetime_s=lifetime_s))
 
     async def usage(self) -> Usage:
         """Return the usage; see `Sandbox.usage`."""
-        found = await self._line.look(self.name)
+        found = await self._service.inspect(self.name)
         return Usage(cpu_s=float(found["cpu_s"]), memory_bytes=int(found["memory_bytes"]))
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Detach from the sandbox, which lives on; later messages about it are ignored."""
-        self._line.forget(self.name)
+        self._service.forget(self.name)
 
-    def rejoin(self, program: Message) -> Job:
+    def reattach_program(self, program: Message) -> Job:
         """Return the job of a program that another connection began.
 
         Args:
-            program: its entry in the answer of `Line.look`.
+            program: its entry in the answer of `ServiceConnection.inspect`.
         """
-        assert isinstance(self._connection, RemoteConnection)
-        return Job(self, self._connection.rejoin(program["id"], program["seen"]), 0.0)
+        assert isinstance(self._connection, RemoteSandboxConnection)
+        return Job(self, self._connection.reattach(program["id"], program["seen"]), 0.0)
 
-    def begin_as(self, name: str, program: Program, *, alone: bool = False) -> Job:
+    def begin_named(self, name: str, program: Program, *, alone: bool = False) -> Job:
         """Start a program as `begin` does, under a name that the caller chose; a known name is found again, not run
         again.
         """
         connection = self._connection
-        assert isinstance(connection, RemoteConnection)
+        assert isinstance(connection, RemoteSandboxConnection)
         connection.next_name = name
         try:
             return self.begin(program, alone=alone)
@@ -97,20 +97,20 @@ class RemoteSandbox(Sandbox):
             connection.next_name = None
 
 
-class RemoteConnection:
+class RemoteSandboxConnection:
     """The `connection.Connection` of one sandbox."""
 
-    def __init__(self, line: Line, name: str) -> None:
-        self._line = line
+    def __init__(self, service: ServiceConnection, name: str) -> None:
+        self._service = service
         self.name = name
         self.next_name: str | None = None
         """Name of the next program; `None`: a new name."""
-        self.lost = False
-        self.why: RollSandboxError = SandboxError("the sandbox has ended")
+        self.is_lost = False
+        self.end_error: RollSandboxError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sent: dict[str, Sent] = {}
-        self._closes: deque[Message] = deque(maxlen=_KEPT_CLOSES)
-        self._counts: dict[str, int] = {}
+        self._resend_buffers: dict[str, ResendBuffer] = {}
+        self._sent_closes: deque[Message] = deque(maxlen=_MAX_KEPT_CLOSES)
+        self._num_sent: dict[str, int] = {}
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
         """Return a finished job: the worker has configured the agent."""
@@ -120,109 +120,109 @@ class RemoteConnection:
 
     def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
         """Start a program or a session under a new name."""
-        message = {"op": name, "request": program_said(request)}
+        message = {"op": name, "request": program_to_json(request)}
         return self._start(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
 
-    def rejoin(self, name: str, seen: int) -> AgentJob:
-        """Rejoin the program of this name, to which `seen` messages were sent before."""
-        self._counts[name] = seen
+    def reattach(self, name: str, num_sent: int) -> AgentJob:
+        """Rejoin the program of this name, to which `num_sent` messages were sent before."""
+        self._num_sent[name] = num_sent
         return self._start({"op": "run", "request": {}, "stdin": b""}, 2**52, name)
 
-    def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+    def submit_on_channel(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
         """Start a command in a session."""
         return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
 
     def _start(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
         name = name or self.next_name or new_name()
         job = AgentJob(self, name, output_bytes)
-        if self.lost:
-            job.finish(None, self.why)
+        if self.is_lost:
+            job.finish(None, self.end_error)
             return job
-        sent = self._sent[name] = Sent(job)
+        sent = self._resend_buffers[name] = ResendBuffer(job)
         message = {**message, "sandbox": self.name, "id": name}
         try:
-            self._line.send(message)
+            self._service.send(message)
         except RollSandboxError as error:
             self._finish(name, None, error)
         else:
-            sent.keep(message)
+            sent.store(message)
         return job
 
     def send(self, *message: Any) -> None:
         """Send a message to a running program or a session."""
         op, name, *rest = message
-        if self.lost:
+        if self.is_lost:
             return
         values = dict(zip(_FIELDS.get(op, ()), rest, strict=True))
-        number = self._counts[name] = self._counts.get(name, 0) + 1
+        number = self._num_sent[name] = self._num_sent.get(name, 0) + 1
         said = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
-        if name in self._sent:
-            self._sent[name].keep(said)
+        if name in self._resend_buffers:
+            self._resend_buffers[name].store(said)
         if op == "close":
-            self._closes.append(said)
-        self._line.send(said)
+            self._sent_closes.append(said)
+        self._service.send(said)
 
     def receive(self, message: Message) -> None:
         """Receive a message of the service about a program."""
         name = message["id"]
-        sent = self._sent.get(name)
+        sent = self._resend_buffers.get(name)
         if sent is None:
             return
         op = message["op"]
         if op == "out":
-            if message["n"] == sent.have:
-                sent.have += 1
+            if message["n"] == sent.num_received:
+                sent.num_received += 1
                 sent.job.add({"stdout": ord("o"), "stderr": ord("e")}.get(message["stream"], ord("r")), message["data"])
-            elif message["n"] > sent.have:
-                self._ask_again(name, sent)
+            elif message["n"] > sent.num_received:
+                self._request_missing_output(name, sent)
         elif op == "used":
-            if message["n"] > sent.answered:
-                sent.answered = message["n"]
-                sent.job.used(message["used_s"])
+            if message["n"] > sent.last_answered:
+                sent.last_answered = message["n"]
+                sent.job.resolve_cpu_time(message["used_s"])
         elif op == "end":
-            if message["pieces"] > sent.have:
-                self._ask_again(name, sent)
+            if message["pieces"] > sent.num_received:
+                self._request_missing_output(name, sent)
             else:
                 self._finish(name, message["end"], "")
         else:
-            self._finish(name, None, failure_of(message))
+            self._finish(name, None, error_from_json(message))
 
-    def _ask_again(self, name: str, sent: Sent) -> None:
+    def _request_missing_output(self, name: str, sent: ResendBuffer) -> None:
         """Request again the output that the worker sent while it had no connection."""
         if not sent.messages:
             self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
-        elif sent.asked_at < sent.have:
-            sent.asked_at = sent.have
-            self._line.send({**sent.messages[0], "have": sent.have})
+        elif sent.requested_at < sent.num_received:
+            sent.requested_at = sent.num_received
+            self._service.send({**sent.messages[0], "have": sent.num_received})
 
     def _finish(self, name: str, end: dict[str, Any] | None, error: str | Exception) -> None:
-        self._counts.pop(name, None)
-        self._sent.pop(name).job.finish(end, error)
+        self._num_sent.pop(name, None)
+        self._resend_buffers.pop(name).job.finish(end, error)
 
-    def send_again(self) -> None:
+    def resend(self) -> None:
         """Send everything that runs over a new connection.
 
         Closes of sessions go first, since the sessions may hold all processes that may run.
         """
-        for said in self._closes:
-            self._line.send(said)
-        for name, sent in list(self._sent.items()):
+        for said in self._sent_closes:
+            self._service.send(said)
+        for name, sent in list(self._resend_buffers.items()):
             if sent.kept_bytes is None:
                 self._finish(name, None, SandboxLostError("the line broke while a program with much input ran"))
                 continue
             first, *rest = sent.messages
-            self._line.send({**first, "have": sent.have})
+            self._service.send({**first, "have": sent.num_received})
             for message in rest:
-                self._line.send(message)
+                self._service.send(message)
 
-    def lose(self, error: RollSandboxError) -> None:
+    def fail_all(self, error: RollSandboxError) -> None:
         """Finish all programs with an error: the sandbox is gone."""
-        if self.lost:
+        if self.is_lost:
             return
-        self.lost, self.why = True, error
-        for name in list(self._sent):
+        self.is_lost, self.end_error = True, error
+        for name in list(self._resend_buffers):
             self._finish(name, None, error)
-        self._line.forget(self.name)
+        self._service.forget(self.name)
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -230,7 +230,7 @@ class RemoteConnection:
         """Do nothing: the worker closes the connection to the agent (see `Line.stop`)."""
 
 
-class Line:
+class ServiceConnection:
     """The client's end of a connection to a service; see the module.
 
     Args:
@@ -239,10 +239,10 @@ class Line:
 
     def __init__(self, transmit: Callable[[Message], None]) -> None:
         self._transmit = transmit
-        self._connections: dict[str, RemoteConnection] = {}
+        self._connections: dict[str, RemoteSandboxConnection] = {}
         self._opening: dict[str, tuple[Message, asyncio.Future[Message]]] = {}
         self._stopping: set[str] = set()
-        self._asked: dict[str, asyncio.Future[Message]] = {}
+        self._pending_answers: dict[str, asyncio.Future[Message]] = {}
 
     def send(self, message: Message) -> None:
         """Send a message to the service.
@@ -268,15 +268,15 @@ class Line:
             SandboxQuotaError: the owner's quota is used up.
             SandboxRequestError: the service never starts such a sandbox.
         """
-        message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_said(spec)}
+        message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_to_json(spec)}
         wishes = {"lifetime_s": lifetime_s, "near": near}
-        return await self._opened(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
+        return await self._open(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """Return a sandbox that the owner already has."""
-        return await self._opened({"op": "attach", "sandbox": name}, spec)
+        return await self._open({"op": "attach", "sandbox": name}, spec)
 
-    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
+    async def inspect(self, name: str, *, output_bytes: int = 0) -> Message:
         """Return the usage of a sandbox of the owner, and its programs, latest last.
 
         Args:
@@ -287,28 +287,28 @@ class Line:
             UnknownSandboxError: the owner has no such sandbox.
             SandboxUnavailableError: the sandbox's worker is away.
         """
-        return await self.ask("look", name, output=output_bytes)
+        return await self.request("look", name, output=output_bytes)
 
-    async def ask(self, op: str, name: str, **values: Any) -> Message:
+    async def request(self, op: str, name: str, **values: Any) -> Message:
         """Send a request about a sandbox and return its answer, which comes at once or not at all; errors as `look`."""
         key = new_name()
-        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        answer = self._pending_answers[key] = asyncio.get_running_loop().create_future()
         try:
             self.send({"op": op, "sandbox": name, "id": key, **values})
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 return await answer
         except TimeoutError:
             raise SandboxUnavailableError(
                 f"nobody answers for sandbox '{name}': its worker is away, or starts it. Ask again."
             ) from None
         finally:
-            del self._asked[key]
+            del self._pending_answers[key]
 
-    async def _opened(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
+    async def _open(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
         name = message["sandbox"]
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._opening[name] = message, answer
-        connection = self._connections[name] = RemoteConnection(self, name)
+        connection = self._connections[name] = RemoteSandboxConnection(self, name)
         try:
             self.send(message)
             traits = await answer
@@ -327,12 +327,12 @@ class Line:
             destroy=lambda: self.stop(connection),
             ended=connection.ended,
             counters=Counters(),
-            line=self,
+            service=self,
         )
 
-    def stop(self, connection: RemoteConnection) -> None:
+    def stop(self, connection: RemoteSandboxConnection) -> None:
         """End a sandbox; it has ended when the service reports so."""
-        if not connection.lost and connection.name not in self._stopping:
+        if not connection.is_lost and connection.name not in self._stopping:
             self._stopping.add(connection.name)
             self.send({"op": "stop", "sandbox": connection.name})
 
@@ -345,33 +345,33 @@ class Line:
         """Receive a message of the service."""
         op, name = message["op"], message.get("sandbox", "")
         connection = self._connections.get(name)
-        asked = self._asked.get(message.get("id", ""))
+        asked = self._pending_answers.get(message.get("id", ""))
         if asked is not None:
             if not asked.done() and op in ("looked", "extended"):
                 asked.set_result(message)
             elif not asked.done():
-                asked.set_exception(failure_of(message))
+                asked.set_exception(error_from_json(message))
         elif name in self._opening and op in ("created", "failed", "gone"):
             answer = self._opening[name][1]
             if not answer.done() and op == "created":
                 answer.set_result(message["traits"])
             elif not answer.done():
-                answer.set_exception(failure_of(message))
+                answer.set_exception(error_from_json(message))
         elif op == "created" or op == "failed":
             if op == "failed" and connection is not None:
-                error = failure_of(message)
+                error = error_from_json(message)
                 if isinstance(error, UnknownSandboxError):  # a program sent before may have run
                     error = SandboxLostError(f"the sandbox ended while there was no line to the service: {error}")
-                connection.lose(error)
+                connection.fail_all(error)
         elif connection is not None:
             if op == "gone":
-                connection.lose(failure_of(message))
+                connection.fail_all(error_from_json(message))
             elif op == "again":
-                connection.send_again()
+                connection.resend()
             else:
                 connection.receive(message)
 
-    def send_again(self) -> None:
+    def resend(self) -> None:
         """Send everything whose end has not arrived over a new connection."""
         for message, _ in self._opening.values():
             self.send(message)
@@ -379,19 +379,19 @@ class Line:
             if name in self._opening:
                 continue
             self.send({"op": "attach", "sandbox": name})
-            connection.send_again()
+            connection.resend()
             if name in self._stopping:
                 self.send({"op": "stop", "sandbox": name})
 
-    def lose(self, error: RollSandboxError) -> None:
+    def fail_all(self, error: RollSandboxError) -> None:
         """Finish everything with an error: there will be no further connection."""
         for _, answer in self._opening.values():
             if not answer.done():
                 answer.set_exception(error)
         for connection in list(self._connections.values()):
-            connection.lose(error)
+            connection.fail_all(error)
 
     @property
-    def open(self) -> list[RemoteConnection]:
+    def open_connections(self) -> list[RemoteSandboxConnection]:
         """The connections of all sandboxes that have not ended."""
         return list(self._connections.values())

@@ -19,17 +19,17 @@ pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from sandbox.test_workers import ANN, Wire, greeting, opened, running, until
 
-from roll_sandbox.remote.line import Line
+from roll_sandbox.remote.connection import ServiceConnection
+from roll_sandbox.service.dispatcher import ClientConnection
 from roll_sandbox.service.service import Service
-from roll_sandbox.service.switchboard import ClientLine
 from roll_sandbox.service.workers import LOCAL
-from roll_sandbox.wire import Message, spec_said
+from roll_sandbox.wire import Message, spec_to_json
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker import executions as worker_executions
 from roll_sandbox.worker.executions import Executions
 from roll_sandbox.worker.outputs import Outputs
 
-SPEC = spec_said(SandboxSpec())
+SPEC = spec_to_json(SandboxSpec())
 CREATE = {"op": "create", "sandbox": "sandbox-1", "spec": SPEC}
 TRAITS = {"home": "/home", "isolated": True, "mount_space": True}
 RUN = {"op": "run", "sandbox": "sandbox-1", "id": "program-1", "request": {"argv": ["true"]}, "stdin": b""}
@@ -45,11 +45,11 @@ async def test_sandbox_service_router_what_nobody_claims_is_stopped_once_and_cou
     wire = Wire()
     link = server.workers.join(ANN, greeting(), wire)
     line, _ = await running(server, wire)
-    server.board.hang_up(line)
-    link.heard = math.inf
+    server.dispatcher.disconnect(line)
+    link.last_message_at = math.inf
     for seconds in (30, 61, 62, 63):
-        server.keeper.look(time.monotonic() + seconds)
-    assert wire.ops().count("stop") == 1 and server.board.counts["orphans"] == 1
+        server.housekeeper.run_round(time.monotonic() + seconds)
+    assert wire.ops().count("stop") == 1 and server.dispatcher.counts["orphans"] == 1
     await server.close()
 
 
@@ -57,14 +57,14 @@ async def test_sandbox_service_router_what_was_made_without_a_line_of_its_own_li
     server: Service = await service()
     wire = Wire()
     link = server.workers.join(ANN, greeting(), wire)
-    line = ClientLine(ANN, lambda message: None, leases=False)
-    server.board.receive(line, CREATE)
+    line = ClientConnection(ANN, lambda message: None, holds_leases=False)
+    server.dispatcher.on_client_message(line, CREATE)
     await until(lambda: "create" in wire.ops())
-    server.board.hang_up(line)
-    link.heard = math.inf
-    server.keeper.look(time.monotonic() + 600)
+    server.dispatcher.disconnect(line)
+    link.last_message_at = math.inf
+    server.housekeeper.run_round(time.monotonic() + 600)
     assert "stop" not in wire.ops()
-    server.keeper.look(server.board.entries["ann/sandbox-1"].ends)
+    server.housekeeper.run_round(server.dispatcher.entries["ann/sandbox-1"].ends_at)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1", "expired": True}
     await server.close()
 
@@ -76,14 +76,14 @@ async def test_sandbox_service_router_after_a_restart_only_what_had_a_line_of_it
     server: Service = await service()
     wire = Wire()
     server.workers.join(ANN, greeting(), wire)
-    server.board.receive(ClientLine(ANN, lambda message: None, leases=leases), CREATE)
+    server.dispatcher.on_client_message(ClientConnection(ANN, lambda message: None, holds_leases=leases), CREATE)
     await until(lambda: "create" in wire.ops())
     await server.close()
     later: Service = await service()
     holds = {"ann/sandbox-1": {"traits": TRAITS, "programs": []}}
     link = later.workers.join(ANN, greeting(holds=holds), back := Wire())
-    link.heard = math.inf
-    later.keeper.look(time.monotonic() + 61)
+    link.last_message_at = math.inf
+    later.housekeeper.run_round(time.monotonic() + 61)
     assert ("stop" in back.ops()) == leases
     await later.close()
 
@@ -91,11 +91,11 @@ async def test_sandbox_service_router_after_a_restart_only_what_had_a_line_of_it
 async def test_sandbox_service_router_a_server_that_was_held_up_itself_calls_no_worker_silent(service: Any) -> None:
     server: Service = await service()
     link = server.workers.join(ANN, greeting(), Wire())
-    server.keeper.look(link.heard + 9.0)
-    server.keeper.look(link.heard + 19.0)
-    assert link.here, "what it said meanwhile was not read yet"
-    server.keeper.look(link.heard + 19.5)
-    assert not link.here
+    server.housekeeper.run_round(link.last_message_at + 9.0)
+    server.housekeeper.run_round(link.last_message_at + 19.0)
+    assert link.is_connected, "what it said meanwhile was not read yet"
+    server.housekeeper.run_round(link.last_message_at + 19.5)
+    assert not link.is_connected
     await server.close()
 
 
@@ -104,12 +104,12 @@ async def test_sandbox_service_router_a_client_that_is_back_in_time_keeps_its_sa
     wire = Wire()
     server.workers.join(ANN, greeting(), wire)
     line, heard = await running(server, wire)
-    server.board.hang_up(line)
-    again = ClientLine(ANN, heard.append)
-    server.board.receive(again, {"op": "attach", "sandbox": "sandbox-1"})
-    server.board.receive(again, RUN)
+    server.dispatcher.disconnect(line)
+    again = ClientConnection(ANN, heard.append)
+    server.dispatcher.on_client_message(again, {"op": "attach", "sandbox": "sandbox-1"})
+    server.dispatcher.on_client_message(again, RUN)
     assert wire.said[-1]["again"] is True, "a worker that does not know it must not start it"
-    server.keeper.look(time.monotonic() + 61)
+    server.housekeeper.run_round(time.monotonic() + 61)
     assert "stop" not in wire.ops()
     await server.close()
 
@@ -120,18 +120,18 @@ async def test_sandbox_service_router_sandboxes_of_the_servers_own_machine_are_l
     server: Service = await service()
     written: list[Any] = []
     for name, worker in (("sandbox-1", LOCAL), ("sandbox-2", "worker-a")):
-        server.board.records.opened("ann", name, worker, SPEC, time.time() + 600, written.append)
-        server.board.records.running("ann", name)
-    server.board.records.started("ann", "sandbox-2", "program-1", written.append)
+        server.dispatcher.records.record_sandbox("ann", name, worker, SPEC, time.time() + 600, written.append)
+        server.dispatcher.records.record_running("ann", name)
+    server.dispatcher.records.record_program("ann", "sandbox-2", "program-1", written.append)
     await until(lambda: len(written) == 3)
     await server.close()
     server = await service()
-    assert list(server.board.entries) == ["ann/sandbox-2"]
-    link = server.board.entries["ann/sandbox-2"].worker
-    await until(lambda: server.board.records.sandbox("ann", "sandbox-1").why == "lost")  # type: ignore[union-attr]
-    taken = server.board.quotas.taken("ann")
+    assert list(server.dispatcher.entries) == ["ann/sandbox-2"]
+    link = server.dispatcher.entries["ann/sandbox-2"].worker
+    await until(lambda: server.dispatcher.records.load_sandbox("ann", "sandbox-1").why == "lost")  # type: ignore[union-attr]
+    taken = server.dispatcher.quotas.get_usage("ann")
     await server.close()
-    assert (taken["sandboxes"], taken["programs"], link.held) == (1, 1, 1)
+    assert (taken["sandboxes"], taken["programs"], link.num_sandboxes) == (1, 1, 1)
 
 
 async def test_sandbox_service_router_a_sandbox_that_goes_takes_its_programs_out_of_the_count_and_calls_them_lost(
@@ -141,10 +141,15 @@ async def test_sandbox_service_router_a_sandbox_that_goes_takes_its_programs_out
     wire = Wire()
     link = server.workers.join(ANN, greeting(), wire)
     _, heard = await running(server, wire)
-    server.board.hear({"op": "gone", "sandbox": "ann/sandbox-1", "error": "lost", "message": ""}, link)
+    server.dispatcher.on_worker_message(
+        {"op": "gone", "sandbox": "ann/sandbox-1", "error": "lost", "message": ""}, link
+    )
     await until(lambda: heard)
-    assert set(server.board.quotas.taken("ann").values()) == {0} and (link.held, link.held_memory_bytes) == (0, 0)
-    assert server.board.records.execution("ann", "sandbox-1", "program-1").state == "lost"  # type: ignore[union-attr]
+    assert set(server.dispatcher.quotas.get_usage("ann").values()) == {0} and (
+        link.num_sandboxes,
+        link.reserved_memory_bytes,
+    ) == (0, 0)
+    assert server.dispatcher.records.load_program("ann", "sandbox-1", "program-1").state == "lost"  # type: ignore[union-attr]
     await server.close()
 
 
@@ -154,9 +159,9 @@ async def test_sandbox_service_router_a_sandbox_that_is_stopped_while_it_is_writ
     server: Service = await service()
     wire = Wire()
     server.workers.join(ANN, greeting(), wire)
-    line = ClientLine(ANN, lambda message: None)
-    server.board.receive(line, CREATE)
-    server.board.receive(line, {"op": "stop", "sandbox": "sandbox-1"})
+    line = ClientConnection(ANN, lambda message: None)
+    server.dispatcher.on_client_message(line, CREATE)
+    server.dispatcher.on_client_message(line, {"op": "stop", "sandbox": "sandbox-1"})
     await until(lambda: "create" in wire.ops())
     assert wire.ops()[-1] == "stop"
     await server.close()
@@ -176,13 +181,13 @@ async def test_sandbox_service_router_what_is_stopped_while_it_starts_never_runs
                 raise
 
     manager = Manager()
-    worker = Worker(manager, tell=said.append)  # type: ignore[arg-type]
+    worker = Worker(manager, send=said.append)  # type: ignore[arg-type]
     worker.receive({**CREATE, "sandbox": "ann/sandbox-1"})
     await asyncio.sleep(0)
     worker.receive({"op": "stop", "sandbox": "ann/sandbox-1"})
     async with asyncio.timeout(10):
         await until(lambda: said)
-    assert manager.cancelled and said[0]["op"] == "gone" and worker.empty
+    assert manager.cancelled and said[0]["op"] == "gone" and worker.is_empty
 
 
 async def test_sandbox_service_router_the_first_reason_for_which_a_sandbox_is_ended_is_told() -> None:
@@ -193,7 +198,7 @@ async def test_sandbox_service_router_the_first_reason_for_which_a_sandbox_is_en
         async def create(self, spec: SandboxSpec) -> Any:
             return SimpleNamespace(traits=TRAITS, on_close=closing.append, destroy=lambda: None)
 
-    worker = Worker(Manager(), tell=said.append)  # type: ignore[arg-type]
+    worker = Worker(Manager(), send=said.append)  # type: ignore[arg-type]
     worker.receive({**CREATE, "sandbox": "ann/sandbox-1"})
     await until(lambda: said)
     for expired in (True, False):
@@ -209,10 +214,10 @@ async def test_sandbox_service_router_a_program_that_a_worker_does_not_know_any_
     assert [(each["op"], each["error"]) for each in said] == [("error", "lost")]
 
 
-async def attached() -> tuple[Line, list[Message], Any]:
+async def attached() -> tuple[ServiceConnection, list[Message], Any]:
     """A client's line, what it sends, and its sandbox."""
     sent: list[Message] = []
-    line = Line(sent.append)
+    line = ServiceConnection(sent.append)
     opening = asyncio.create_task(line.attach("sandbox-1", SandboxSpec()))
     await asyncio.sleep(0)
     line.receive({"op": "created", "sandbox": "sandbox-1", "traits": TRAITS})
@@ -237,12 +242,12 @@ async def test_sandbox_service_router_output_that_is_missing_is_asked_for_and_no
 async def test_sandbox_service_router_a_program_with_more_input_than_is_kept_is_lost_with_its_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.remote.sent._KEPT_BYTES", 3)
+    monkeypatch.setattr("roll_sandbox.remote.resend_buffer._MAX_KEPT_BYTES", 3)
     line, sent, sandbox = await attached()
     job = sandbox._connection.submit("run", {}, b"", 100)
     for data in (b"ab", b"cd"):
         sandbox._connection.send("input", sent[1]["id"], data)
-    line.send_again()
+    line.resend()
     assert isinstance(job.end.exception(), SandboxLostError)
 
 
@@ -250,7 +255,7 @@ async def test_sandbox_service_router_a_stop_that_the_line_lost_is_sent_again() 
     line, sent, sandbox = await attached()
     line.stop(sandbox._connection)
     sent.clear()
-    line.send_again()
+    line.resend()
     assert [message["op"] for message in sent] == ["attach", "stop"]
 
 
@@ -271,11 +276,11 @@ async def test_sandbox_service_router_a_program_that_is_being_written_down_is_no
     server.workers.join(ANN, greeting(), wire := Wire())
     line, heard = await running(server, wire)
     written: list[Any] = []
-    monkeypatch.setattr(server.board.records, "started", lambda *arguments: written.append(arguments[-1]))
-    server.board.receive(line, {**RUN, "id": "program-2"})
+    monkeypatch.setattr(server.dispatcher.records, "record_program", lambda *arguments: written.append(arguments[-1]))
+    server.dispatcher.on_client_message(line, {**RUN, "id": "program-2"})
     holds = {"ann/sandbox-1": {"traits": TRAITS, "programs": ["program-1"]}}
     server.workers.join(ANN, greeting(holds=holds), back := Wire())
-    assert server.board.quotas.taken("ann")["programs"] == 2
+    assert server.dispatcher.quotas.get_usage("ann")["programs"] == 2
     written[0](None)
     assert back.said[-1]["id"] == "program-2" and "error" not in [message["op"] for message in heard]
     await server.close()
@@ -288,10 +293,10 @@ async def test_sandbox_service_router_a_program_that_could_not_be_written_down_m
     server.workers.join(ANN, greeting(), wire := Wire())
     line, heard = await running(server, wire)
     with monkeypatch.context() as away:
-        away.setattr(server.board.records, "started", lambda *said: said[-1](SandboxDatabaseError("away")))
-        server.board.receive(line, {**RUN, "id": "program-2"})
-    assert heard[-1]["error"] == "database" and server.board.quotas.taken("ann")["programs"] == 1
-    server.board.receive(line, {**RUN, "id": "program-2"})
+        away.setattr(server.dispatcher.records, "record_program", lambda *said: said[-1](SandboxDatabaseError("away")))
+        server.dispatcher.on_client_message(line, {**RUN, "id": "program-2"})
+    assert heard[-1]["error"] == "database" and server.dispatcher.quotas.get_usage("ann")["programs"] == 1
+    server.dispatcher.on_client_message(line, {**RUN, "id": "program-2"})
     await until(lambda: wire.said[-1].get("id") == "program-2")
     assert "again" not in wire.said[-1]
     await server.close()
@@ -304,11 +309,11 @@ async def test_sandbox_service_router_an_end_that_comes_after_a_program_was_call
     server.workers.join(ANN, greeting(), wire := Wire())
     await running(server, wire)
     written: list[Any] = []
-    records, of = server.board.records, ("ann", "sandbox-1")
-    records.gone(*of, "ended", "lost", written.append)
-    records.ended(*of, "program-1", {"op": "end", "end": {"code": 0}}, written.append)
+    records, of = server.dispatcher.records, ("ann", "sandbox-1")
+    records.record_sandbox_end(*of, "ended", "lost", written.append)
+    records.record_program_end(*of, "program-1", {"op": "end", "end": {"code": 0}}, written.append)
     await until(lambda: len(written) == 2)
-    assert records.execution(*of, "program-1").state == "lost"  # type: ignore[union-attr]
+    assert records.load_program(*of, "program-1").state == "lost"  # type: ignore[union-attr]
     await server.close()
 
 
@@ -316,10 +321,10 @@ async def test_sandbox_service_router_a_programs_new_limit_is_within_its_owners(
     server: Service = await service()
     server.workers.join(ANN, greeting(), wire := Wire())
     line, _ = await running(server, wire)
-    server.board.quotas.name({"ann": {"cpu_s": 2.0}})
+    server.dispatcher.quotas.set_named({"ann": {"cpu_s": 2.0}})
     bound = {"op": "bound", "sandbox": "sandbox-1", "id": "program-1", "n": 1, "wall_s": 9.0}
     for asked, given in ((5.0, 2.0), (None, 2.0), (1.0, 1.0)):
-        server.board.receive(line, {**bound, "cpu_s": asked})
+        server.dispatcher.on_client_message(line, {**bound, "cpu_s": asked})
         assert wire.said[-1]["cpu_s"] == given
     await server.close()
 
@@ -360,10 +365,10 @@ async def test_sandbox_service_router_a_program_is_started_once_told_from_where_
     said.clear()
     executions.receive({**RUN, "have": 1})
     assert [(each["op"], each.get("n")) for each in said] == [("out", 1), ("end", None)] and len(jobs) == 1
-    monkeypatch.setattr(worker_executions, "KEPT", 1)
+    monkeypatch.setattr(worker_executions, "MAX_KEPT_PROGRAMS", 1)
     executions.receive({**RUN, "id": "program-2"})
     await until(lambda: said[-1]["op"] == "end" and said[-1]["id"] == "program-2")
-    assert executions.names() == ["program-2"]
+    assert executions.list_names() == ["program-2"]
 
 
 def test_sandbox_service_router_only_what_is_below_a_directory_may_be_mounted_not_beside_it(tmp_path: Path) -> None:
@@ -371,7 +376,7 @@ def test_sandbox_service_router_only_what_is_below_a_directory_may_be_mounted_no
     (tmp_path / "data-of-others").mkdir()
     worker = Worker(None, mounts=[str(tmp_path / "data")])  # type: ignore[arg-type]
     for name in ("data", "data/in"):
-        assert worker._permitted(SandboxSpec(mounts=(Mount(source=str(tmp_path / name), target="/m"),)))
+        assert worker._check_mounts(SandboxSpec(mounts=(Mount(source=str(tmp_path / name), target="/m"),)))
     for name in ("data-of-others", "data/../data-of-others"):
         with pytest.raises(SandboxRequestError, match="--mounts"):
-            worker._permitted(SandboxSpec(mounts=(Mount(source=str(tmp_path / name), target="/m"),)))
+            worker._check_mounts(SandboxSpec(mounts=(Mount(source=str(tmp_path / name), target="/m"),)))

@@ -6,12 +6,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-__all__ = ["Rates"]
+__all__ = ["RateLimiter"]
 
-_MOST = 10_000
+_MAX_BUCKETS = 10_000
 
 
-class Rates:
+class RateLimiter:
     """A token bucket for each name, which fills at `per_s` and holds `burst`.
 
     Args:
@@ -26,18 +26,18 @@ class Rates:
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def wait_s(self, name: str, cost: float = 1.0) -> float:
+    def take(self, name: str, cost: float = 1.0) -> float:
         """Take `cost`, and return how long to wait until it is covered; 0 if it is."""
         now = self._clock()
         level, then = self._buckets.get(name, (self._burst, now))
         level = min(self._burst, level + (now - then) * self.per_s) - cost
         self._buckets[name] = level, now
         self._buckets.move_to_end(name)
-        if len(self._buckets) > _MOST:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         return max(0.0, -level / self.per_s)
 
-    def empty(self, name: str) -> bool:
+    def is_empty(self, name: str) -> bool:
         """Return whether a bucket is empty."""
         level, then = self._buckets.get(name, (self._burst, 0.0))
         return level + (self._clock() - then) * self.per_s < 1.0

@@ -29,7 +29,7 @@ def serve(
     *,
     certificate: Path | None,
     key: Path | None,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     insecure: bool = False,
 ) -> None:
     """Serve until interrupted.
@@ -39,7 +39,7 @@ def serve(
         host: address to listen at.
         port: port to listen at; 0 takes any free one.
         certificate, key: for TLS, in PEM; without them `host` must be this machine's, unless `insecure`.
-        say: prints a line to the user.
+        print_line: prints a line to the user.
         insecure: whether to listen beyond this machine without TLS.
 
     Raises:
@@ -58,9 +58,11 @@ def serve(
 
     def started() -> None:
         shown = f"[{host}]" if ":" in host else host
-        say(f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown}:{listening.getsockname()[1]}")
+        print_line(
+            f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown}:{listening.getsockname()[1]}"
+        )
         if not service.tokens.list():
-            say("No token exists yet: roll-sandbox token create OWNER makes one.")
+            print_line("No token exists yet: roll-sandbox token create OWNER makes one.")
 
     config = uvicorn.Config(
         make_app(service),
@@ -69,7 +71,7 @@ def serve(
         server_header=False,
         lifespan="on",
         loop="auto",
-        http=_protocol(),
+        http=_choose_protocol(),
         ws="websockets-sansio",
         ws_max_size=settings.max_message_bytes,
         ws_per_message_deflate=False,
@@ -125,12 +127,12 @@ def _check_settings(settings: Settings) -> None:
         raise ConfigError(f"--audit: '{settings.audit}' is a directory: name a file in it.")
 
 
-def _protocol() -> Any:
+def _choose_protocol() -> Any:
     try:
-        from roll_sandbox.service.heads import BoundedHttp
+        from roll_sandbox.service.http_limits import BoundedHttpProtocol
     except ImportError:  # httptools is not installed
         return "h11"
-    return BoundedHttp
+    return BoundedHttpProtocol
 
 
 def _listen(host: str, port: int) -> socket.socket:

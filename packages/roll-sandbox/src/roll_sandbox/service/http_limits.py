@@ -10,33 +10,33 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-__all__ = ["BoundedHttp"]
+__all__ = ["BoundedHttpProtocol"]
 
-MOST_BYTES = 2**18
+MAX_BYTES = 2**18
 """Most bytes of a request without its body: head, frames of chunks, trailers."""
 
 
-class BoundedHttp(HttpToolsProtocol):
+class BoundedHttpProtocol(HttpToolsProtocol):
     """A protocol that answers 400 to a request with a larger head, and closes the connection; see the module."""
 
-    _around = 0
+    _head_bytes = 0
     """Bytes of this request outside its body."""
 
     def data_received(self, data: bytes) -> None:
         """Count the received bytes; called by the event loop."""
         if self.transport.is_closing():
             return
-        self._around += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._around > MOST_BYTES and not self.transport.is_closing():
+        if self._head_bytes > MAX_BYTES and not self.transport.is_closing():
             self.send_400_response("The request has too much around its body.")
 
     def on_message_begin(self) -> None:
         """Reset the count; called by the parser."""
-        self._around = 0
+        self._head_bytes = 0
         super().on_message_begin()
 
     def on_body(self, body: Any) -> None:
         """Subtract the body from the count; called by the parser."""
-        self._around -= len(body)
+        self._head_bytes -= len(body)
         super().on_body(body)

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roll_sandbox.cli.common import Place, SandboxRow, age, service_options, shown, size
+from roll_sandbox.cli.common import SandboxRow, ServiceAddress, format_age, format_size, service_options, to_single_line
 from roll_sandbox.errors import ConfigError, RollSandboxError
-from roll_sandbox.visible import printable
+from roll_sandbox.sanitize import escape_control_chars
 
 if TYPE_CHECKING:
     from roll_sandbox.remote import RemoteRuntime
 
 __all__ = ["logs", "ls", "stop", "top"]
 
-_AT_ONCE = 32
+_MAX_CONCURRENT = 32
 _SMALLEST_ROWS = 5
 
 
 @click.command()
 @service_options
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
-def ls(place: Place, as_json: bool) -> None:
+def ls(place: ServiceAddress, as_json: bool) -> None:
     """List your sandboxes, oldest first."""
     found = asyncio.run(place.sandboxes())
     if as_json:
@@ -39,14 +39,14 @@ def ls(place: Place, as_json: bool) -> None:
         (
             each.sandbox,
             each.state,
-            age(each.created),
-            _left(each.expires - now),
+            format_age(each.created),
+            _format_remaining(each.expires - now),
             each.programs,
             each.worker,
         )
         for each in found
     ]
-    click.echo(_table(("SANDBOX", "STATE", "AGE", "LEFT", "PROGRAMS", "WORKER"), rows))
+    click.echo(_format_table(("SANDBOX", "STATE", "AGE", "LEFT", "PROGRAMS", "WORKER"), rows))
 
 
 @click.command()
@@ -55,33 +55,33 @@ def ls(place: Place, as_json: bool) -> None:
 @click.option(
     "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Of each program."
 )
-def logs(place: Place, name: str, most: int) -> None:
+def logs(place: ServiceAddress, name: str, most: int) -> None:
     """Show the output of the latest programs of sandbox NAME, which may be the beginning of its name."""
 
     async def ask() -> dict[str, Any]:
         async with place.runtime() as runtime:
-            return await runtime.look(await place.name_of(name), output_bytes=most)
+            return await runtime.inspect(await place.resolve_name(name), output_bytes=most)
 
     for program in asyncio.run(ask())["programs"]:
         began = time.strftime("%H:%M:%S", time.localtime(program["began"]))
-        click.secho(f"── {shown(program['words'])}  ({began}, {_end(program['end'])})", dim=True)
+        click.secho(f"── {to_single_line(program['words'])}  ({began}, {_format_end(program['end'])})", dim=True)
         text = program["output"].decode(errors="replace")
-        click.echo(printable(text.replace("\r\n", "\n")), nl=bool(text) and not text.endswith("\n"))
+        click.echo(escape_control_chars(text.replace("\r\n", "\n")), nl=bool(text) and not text.endswith("\n"))
 
 
 @click.command()
 @service_options
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All of yours.")
-def stop(place: Place, names: tuple[str, ...], everything: bool) -> None:
+def stop(place: ServiceAddress, names: tuple[str, ...], everything: bool) -> None:
     """End sandboxes and all that runs in them, by name or the beginning of a name."""
     if bool(names) == everything:
         raise ConfigError("name the sandboxes to stop, or say --all.")
 
     async def end() -> list[str]:
         chosen = [each.sandbox for each in await place.sandboxes()] if everything else []
-        chosen += [await place.name_of(name) for name in names]
-        places = asyncio.Semaphore(_AT_ONCE)
+        chosen += [await place.resolve_name(name) for name in names]
+        places = asyncio.Semaphore(_MAX_CONCURRENT)
 
         async def one(name: str) -> None:
             async with places:
@@ -91,14 +91,14 @@ def stop(place: Place, names: tuple[str, ...], everything: bool) -> None:
         return chosen
 
     for name in asyncio.run(end()):
-        click.echo(shown(name))
+        click.echo(to_single_line(name))
 
 
 @click.command()
 @service_options
 @click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
 @click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds.")
-def top(place: Place, once: bool, every_s: float) -> None:
+def top(place: ServiceAddress, once: bool, every_s: float) -> None:
     """Show what your sandboxes use, busiest first, until Ctrl-C."""
     if once or not sys.stdout.isatty():
         click.echo(asyncio.run(_once(place)))
@@ -109,34 +109,34 @@ def top(place: Place, once: bool, every_s: float) -> None:
         return
 
 
-async def _once(place: Place) -> str:
+async def _once(place: ServiceAddress) -> str:
     async with place.runtime() as runtime:
-        return _busiest(await _usage(place, runtime), {}, 0.0, most=None)
+        return _format_top(await _load_usage(place, runtime), {}, 0.0, most=None)
 
 
-async def _watch(place: Place, every_s: float) -> None:
+async def _watch(place: ServiceAddress, every_s: float) -> None:
     from rich.console import Console, ConsoleDimensions
     from rich.live import Live
     from rich.text import Text
 
-    from roll_sandbox.cli.terminal import size_here
+    from roll_sandbox.cli.terminal import get_terminal_size
 
     before: dict[str, float] = {}
     then = time.monotonic()
     async with place.runtime() as runtime:
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             while True:
-                found, now = await _usage(place, runtime), time.monotonic()
-                rows, columns = size_here()
+                found, now = await _load_usage(place, runtime), time.monotonic()
+                rows, columns = get_terminal_size()
                 live.console.size = ConsoleDimensions(columns, rows)
-                table = _busiest(found, before, now - then, most=max(_SMALLEST_ROWS, rows - 3))
+                table = _format_top(found, before, now - then, most=max(_SMALLEST_ROWS, rows - 3))
                 live.update(Text(table, no_wrap=True), refresh=True)
                 before, then = {each.row.sandbox: each.cpu_s for each in found}, now
                 await asyncio.sleep(every_s)
 
 
 @dataclass(frozen=True)
-class _Used:
+class _SandboxUsage:
     """A sandbox with what it uses; `running` has the first words of its programs."""
 
     row: SandboxRow
@@ -146,28 +146,28 @@ class _Used:
     running: tuple[str, ...] = ()
 
 
-async def _usage(place: Place, runtime: RemoteRuntime) -> list[_Used]:
+async def _load_usage(place: ServiceAddress, runtime: RemoteRuntime) -> list[_SandboxUsage]:
     """Return every sandbox with what it uses; zeros if it has just ended or its worker is away."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    places = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def one(row: SandboxRow) -> _Used:
+    async def one(row: SandboxRow) -> _SandboxUsage:
         if row.state != "running":
-            return _Used(row, row.state)
+            return _SandboxUsage(row, row.state)
         async with places:
             try:
-                looked = await runtime.look(row.sandbox)
+                looked = await runtime.inspect(row.sandbox)
             except RollSandboxError:
-                return _Used(row, "unknown")
+                return _SandboxUsage(row, "unknown")
         running = tuple(program["words"] for program in looked["programs"] if program["end"] is None)
-        return _Used(row, row.state, looked["cpu_s"], looked["memory_bytes"], running)
+        return _SandboxUsage(row, row.state, looked["cpu_s"], looked["memory_bytes"], running)
 
     return await asyncio.gather(*(one(row) for row in await place.sandboxes()))
 
 
-def _busiest(found: Sequence[_Used], before: dict[str, float], passed_s: float, most: int | None) -> str:
+def _format_top(found: Sequence[_SandboxUsage], before: dict[str, float], passed_s: float, most: int | None) -> str:
     """Return the table of `top`, with the CPU share of one core since the last table."""
 
-    def share(each: _Used) -> float:
+    def share(each: _SandboxUsage) -> float:
         return (each.cpu_s - before[each.row.sandbox]) / passed_s if each.row.sandbox in before else 0.0
 
     order = sorted(found, key=lambda each: (-share(each), -each.cpu_s, each.row.sandbox))
@@ -177,34 +177,34 @@ def _busiest(found: Sequence[_Used], before: dict[str, float], passed_s: float, 
             each.state,
             f"{100 * share(each):.0f}" if each.row.sandbox in before else "–",
             f"{each.cpu_s:.1f}",
-            size(each.memory_bytes),
+            format_size(each.memory_bytes),
             len(each.running),
-            age(each.row.created),
+            format_age(each.row.created),
             each.running[-1][:60] if each.running else "",
         )
         for each in order[:most]
     ]
-    all_memory = size(sum(each.memory_bytes for each in found))
+    all_memory = format_size(sum(each.memory_bytes for each in found))
     title = f"{len(found)} sandboxes · {sum(len(each.running) for each in found)} programs · {all_memory} of memory"
     columns = ("SANDBOX", "STATE", "CPU %", "CPU s", "MEMORY", "PROGRAMS", "AGE", "LATEST")
-    return f"{title}\n{_table(columns, rows)}"
+    return f"{title}\n{_format_table(columns, rows)}"
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+def _format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return a table whose columns are as wide as needed; untrusted values are made harmless."""
-    cells = [list(columns), *([shown(value) for value in row] for row in rows)]
+    cells = [list(columns), *([to_single_line(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
-def _left(seconds: float) -> str:
+def _format_remaining(seconds: float) -> str:
     return f"{seconds / 60:.0f}m" if seconds >= 120 else f"{max(0.0, seconds):.0f}s"
 
 
-def _end(end: dict[str, Any] | None) -> str:
+def _format_end(end: dict[str, Any] | None) -> str:
     if end is None:
         return "runs"
     if "error" in end:
-        return shown(end["error"])
-    limits = ", ".join(map(shown, end.get("limits", ())))
+        return to_single_line(end["error"])
+    limits = ", ".join(map(to_single_line, end.get("limits", ())))
     return limits or f"exit code {end.get('code')}"

@@ -17,28 +17,28 @@ import secrets
 
 import aiohttp
 
-from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
+from roll_sandbox.connect_options import load_tls_context, make_token_header, make_unreachable_error, normalize_url
 from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxUnavailableError
 from roll_sandbox.proxies import client_session
-from roll_sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
+from roll_sandbox.wire import Message, Outbox, decode, encode, error_from_json, heartbeat_s, report_to_json
 from roll_sandbox.worker.worker import Worker
 
-__all__ = ["Joined"]
+__all__ = ["WorkerConnection"]
 
 logger = logging.getLogger(__name__)
 
-_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _AWAY_S = 60.0
 """`away_s` until the server sends its own."""
-_SILENT_BEATS = 5
-_GOODBYE_S = 2.0
-_UNSENT_BYTES = 2**28
+_MAX_MISSED_HEARTBEATS = 5
+_LEAVE_TIMEOUT_S = 2.0
+_MAX_UNSENT_BYTES = 2**28
 """Most unsent bytes to a server that does not keep up; beyond, the worker reconnects, and clients request what they
 missed.
 """
 
 
-class Joined:
+class WorkerConnection:
     """A worker and its connection to a server.
 
     Args:
@@ -70,19 +70,19 @@ class Joined:
         leaving: asyncio.Event | None = None,
     ) -> None:
         self._worker = worker
-        self._url = checked_url(url)
-        self._headers = token_header(token)
+        self._url = normalize_url(url)
+        self._headers = make_token_header(token)
         self._greeting: Message = {"op": "join", "name": name, "capacity": capacity, "memory_bytes": memory_bytes}
         self._greeting["process"] = secrets.token_hex(8)
-        self._trusted = trusted(ca_file)
+        self._tls = load_tls_context(ca_file)
         self._drain_s = drain_s
         self._away_s = _AWAY_S
-        self._heard = 0.0
-        self._welcome = asyncio.Event()
+        self._last_received = 0.0
+        self._welcomed = asyncio.Event()
         self._leaving = leaving or asyncio.Event()
-        self._left = False
-        self._warned = ""
-        self._outgoing = Outbox(_UNSENT_BYTES)
+        self._has_left = False
+        self._last_warning = ""
+        self._outgoing = Outbox(_MAX_UNSENT_BYTES)
 
     def leave(self) -> None:
         """Stop accepting new sandboxes; `serve` returns when the present ones have ended, or after `drain_s`."""
@@ -94,8 +94,11 @@ class Joined:
         Raises:
             SandboxAccessError: the token is refused.
         """
-        self._heard = asyncio.get_running_loop().time()
-        tasks = [asyncio.create_task(each) for each in (self._keep(), self._reap(), self._drain())]
+        self._last_received = asyncio.get_running_loop().time()
+        tasks = [
+            asyncio.create_task(each)
+            for each in (self._keep_connected(), self._stop_when_server_silent(), self._drain())
+        ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -105,22 +108,22 @@ class Joined:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _keep(self) -> None:
+    async def _keep_connected(self) -> None:
         """Serve one connection after another."""
-        connector = aiohttp.TCPConnector(ssl=self._trusted)
+        connector = aiohttp.TCPConnector(ssl=self._tls)
         async with client_session(self._url, headers=self._headers, connector=connector) as session:
             attempt = 0
-            while not self._left:
+            while not self._has_left:
                 try:
-                    socket = await self._dial(session)
+                    socket = await self._connect(session)
                 except SandboxUnavailableError as error:
                     self._warn(str(error))
-                    await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+                    await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
                     attempt += 1
                 else:
-                    heard = self._heard
+                    heard = self._last_received
                     try:
-                        await self._follow(socket)
+                        await self._serve_connection(socket)
                     except (aiohttp.ClientError, OSError) as error:  # while the connection began
                         logger.info("the line to %s broke: %s", self._url, error)
                     except SandboxAccessError:
@@ -128,35 +131,35 @@ class Joined:
                     except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
                         self._warn(f"{self._url} says what no sandbox service says ({error!r:.200}).")
                     finally:
-                        self._worker.listen(None)
+                        self._worker.set_sender(None)
                         await socket.close()
-                    attempt = 0 if self._heard > heard else attempt + 1
-                    await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+                    attempt = 0 if self._last_received > heard else attempt + 1
+                    await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
 
-    async def _reap(self) -> None:
+    async def _stop_when_server_silent(self) -> None:
         """Stop all sandboxes once the server has been silent for too long."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(beat_s(self._away_s))
-            if loop.time() - self._heard > self._away_s:
+            await asyncio.sleep(heartbeat_s(self._away_s))
+            if loop.time() - self._last_received > self._away_s:
                 await self._worker.close()
 
     async def _drain(self) -> None:
         """Wait until the worker is to leave, then for its sandboxes; stop the remaining ones, and send `leave`."""
         await self._leaving.wait()
-        self._beat()
+        self._send_heartbeat()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s):
-                while not self._worker.empty:
+                while not self._worker.is_empty:
                     await asyncio.sleep(0.05)
         await self._worker.close()
-        self._left = True
-        self._say({"op": "leave"})
-        await asyncio.sleep(_GOODBYE_S)
+        self._has_left = True
+        self._send({"op": "leave"})
+        await asyncio.sleep(_LEAVE_TIMEOUT_S)
 
-    async def _dial(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         try:
-            async with asyncio.timeout(_SILENT_BEATS * beat_s(self._away_s)):
+            async with asyncio.timeout(_MAX_MISSED_HEARTBEATS * heartbeat_s(self._away_s)):
                 return await session.ws_connect(
                     f"{self._url}/v1/worker", max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
                 )
@@ -168,19 +171,23 @@ class Joined:
                 ) from None
             raise SandboxUnavailableError(f"{self._url} answers {error.status} to a worker.") from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise no_answer(self._url, error) from None
+            raise make_unreachable_error(self._url, error) from None
 
-    async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _serve_connection(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Serve one connection, as long as both sides send."""
         self._outgoing.clear()
-        self._welcome.clear()
-        greeting = {**self._greeting, "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())}
-        await socket.send_bytes(encode({**greeting, "holds": self._worker.holds()}))
-        self._worker.listen(self._say)
-        for message in self._worker.unheard():
-            self._say(message)
-        sending, full = self._outgoing.send_over(socket), self._outgoing.full.wait()
-        tasks = [asyncio.create_task(each) for each in (sending, self._read(socket), self._watch(), full)]
+        self._welcomed.clear()
+        greeting = {
+            **self._greeting,
+            "leaving": self._leaving.is_set(),
+            "report": report_to_json(self._worker.report()),
+        }
+        await socket.send_bytes(encode({**greeting, "holds": self._worker.inventory()}))
+        self._worker.set_sender(self._send)
+        for message in self._worker.list_unacked_ends():
+            self._send(message)
+        sending, full = self._outgoing.send_over(socket), self._outgoing.is_full.wait()
+        tasks = [asyncio.create_task(each) for each in (sending, self._read(socket), self._send_heartbeats(), full)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -196,48 +203,48 @@ class Joined:
                 continue
             message = decode(received.data)
             if message["op"] == "refused":
-                error = failure_of(message)
+                error = error_from_json(message)
                 if isinstance(error, SandboxAccessError):
                     raise error
                 self._warn(f"the sandbox service at {self._url} refuses this worker: {error}")
                 return
-            self._heard = asyncio.get_running_loop().time()
+            self._last_received = asyncio.get_running_loop().time()
             if message["op"] == "welcome":
-                self._away_s = _away_s(message["away_s"])
-                if self._warned:
+                self._away_s = _parse_away_s(message["away_s"])
+                if self._last_warning:
                     logger.warning("joined the sandbox service at %s.", self._url)
-                    self._warned = ""
-                self._welcome.set()
+                    self._last_warning = ""
+                self._welcomed.set()
             elif "sandbox" in message:
                 self._worker.receive(message)
 
-    async def _watch(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Send heartbeats until the server has not answered for too long; a stall of this process does not count as
         silence.
         """
         with contextlib.suppress(TimeoutError):  # the welcome sets the interval
-            await asyncio.wait_for(self._welcome.wait(), beat_s(self._away_s))
-        heard, unanswered = self._heard, 0
-        while unanswered <= _SILENT_BEATS:
-            await asyncio.sleep(beat_s(self._away_s))
-            unanswered = unanswered + 1 if self._heard == heard else 0
-            heard = self._heard
-            self._beat()
+            await asyncio.wait_for(self._welcomed.wait(), heartbeat_s(self._away_s))
+        heard, unanswered = self._last_received, 0
+        while unanswered <= _MAX_MISSED_HEARTBEATS:
+            await asyncio.sleep(heartbeat_s(self._away_s))
+            unanswered = unanswered + 1 if self._last_received == heard else 0
+            heard = self._last_received
+            self._send_heartbeat()
 
-    def _beat(self) -> None:
-        self._say({"op": "beat", "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())})
+    def _send_heartbeat(self) -> None:
+        self._send({"op": "beat", "leaving": self._leaving.is_set(), "report": report_to_json(self._worker.report())})
 
     def _warn(self, what: str) -> None:
         """Log a warning, unless it repeats the last one."""
-        if what != self._warned:
+        if what != self._last_warning:
             logger.warning("%s Dialling again.", what)
-            self._warned = what
+            self._last_warning = what
 
-    def _say(self, message: Message) -> None:
+    def _send(self, message: Message) -> None:
         self._outgoing.put(encode(message))
 
 
-def _away_s(said: object) -> float:
+def _parse_away_s(said: object) -> float:
     """Return for how long either side may be away.
 
     Raises:

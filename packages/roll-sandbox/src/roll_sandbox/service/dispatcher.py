@@ -1,0 +1,342 @@
+"""Connects clients and workers: records the owner, the worker and the end of each sandbox and program.
+
+    client connection ──► dispatcher ──► worker link
+                            ├ a program is recorded before it is sent to its worker
+                            └ its end is recorded before it is sent to its client
+
+Invariants: one event loop; a name starts one program, once; a program whose end was not recorded is lost, which is an
+error, and never run again; an owner cannot see the names of other owners.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from roll_sandbox.errors import RollSandboxError, SandboxDatabaseError, SandboxLostError, UnknownSandboxError
+from roll_sandbox.service.audit import Audit
+from roll_sandbox.service.entries import ClientConnection, Entry, Program
+from roll_sandbox.service.placement import choose_worker
+from roll_sandbox.service.quotas import Quotas
+from roll_sandbox.service.records import Records
+from roll_sandbox.service.worker_link import WorkerLink
+from roll_sandbox.uploads import OwnedUploads
+from roll_sandbox.wire import Message, error_to_json, spec_from_json, spec_to_json
+
+__all__ = ["ClientConnection", "Dispatcher", "Entry"]
+
+ORPHAN_S = 60.0
+"""How long a sandbox waits for its client to reconnect."""
+AWAY_S = 60.0
+"""How long a worker may be away before its sandboxes are lost."""
+
+
+class Dispatcher:
+    """Connects clients and workers; see the module. `lifetime_s` is the default lifetime of sandboxes."""
+
+    def __init__(self, records: Records, quotas: Quotas, audit: Audit, *, lifetime_s: float = 3600.0) -> None:
+        self.records = records
+        self.quotas = quotas
+        self.audit = audit
+        self.workers: dict[str, WorkerLink] = {}
+        self.entries: dict[str, Entry] = {}
+        self.counts: Counter[str] = Counter()
+        self.uploads = OwnedUploads()
+        self._lifetime_s = lifetime_s
+
+    # --- from clients
+
+    def on_client_message(self, connection: ClientConnection, message: Message) -> None:
+        """Handle a validated message of a client; errors are sent back to the client."""
+        op, name = message["op"], message["sandbox"]
+        entry = self.entries.get(f"{connection.identity.owner}/{name}")
+        try:
+            if op == "create":
+                self._create(connection, entry, message)
+                return
+            if op == "upload":
+                self.uploads.add(connection.identity.owner, name, message["files"])
+                return
+            if entry is None:
+                if op == "stop":
+                    connection.deliver({"op": "gone", "sandbox": name, **_UNKNOWN})
+                    return
+                raise UnknownSandboxError(f"the owner '{connection.identity.owner}' has no sandbox '{name}'.")
+            if op == "look":
+                entry.inspections[message["id"]] = connection
+                entry.send({**message, "sandbox": entry.qualified_name})
+                return
+            entry.connections.add(connection)
+            entry.orphaned_since = None
+            if op == "extend":
+                self.extend(entry, message.get("lifetime_s"))
+                if "id" in message:
+                    connection.deliver({"op": "extended", **_copy_names(message)})
+            elif op == "stop":
+                self._audit(connection, "stop", entry)
+                self.stop(entry)
+            elif op == "attach":
+                entry.send({"op": "attach", "sandbox": entry.qualified_name})
+            elif op in ("run", "line", "shell"):
+                self._start(connection, entry, message)
+            else:
+                self._forward(entry, message)
+        except (RollSandboxError, ValueError) as error:
+            self.counts["refused"] += 1
+            op = "error" if "id" in message else "failed"
+            connection.deliver({**error_to_json(error), "op": op, **_copy_names(message)})
+
+    def _create(self, connection: ClientConnection, entry: Entry | None, message: Message) -> None:
+        if entry is not None:  # sent again
+            entry.connections.add(connection)
+            entry.orphaned_since = None
+            if entry.properties:
+                connection.deliver({"op": "created", "sandbox": entry.name, "traits": entry.properties})
+            return
+        owner, name = connection.identity.owner, message["sandbox"]
+        spec = self.quotas.check_sandbox(owner, spec_from_json(message["spec"]))
+        self.uploads.check(owner, spec)
+        said = spec_to_json(spec)
+        lifetime_s = self.quotas.resolve_lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
+        near = self.entries.get(f"{owner}/{message.get('near')}")
+        worker = choose_worker(self.workers.values(), spec, near=near.worker if near else None)
+        self.quotas.add_sandbox(owner, spec)
+        entry = Entry(owner, name, spec, worker, time.time(), time.monotonic() + lifetime_s, queued=[])
+        entry.is_leased = connection.holds_leases
+        entry.connections.add(connection)
+        self.add(entry)
+        self._audit(connection, "create", entry)
+
+        def written(error: Exception | None) -> None:
+            queued = entry.take_queued()
+            if self.entries.get(entry.qualified_name) is not entry:  # its worker was removed meanwhile
+                return
+            if error is not None:
+                self._remove(entry)
+                self._broadcast(entry, {"op": "failed", "sandbox": name, **error_to_json(error)})
+                return
+            for each in (self.make_create_message(entry), *queued):
+                entry.send(each)
+
+        self.records.record_sandbox(owner, name, worker.name, said, entry.expires, written, leased=entry.is_leased)
+
+    def make_create_message(self, entry: Entry) -> Message:
+        """Return the message that starts a sandbox on its worker, with the uploads that the worker still needs."""
+        link = entry.worker
+        uploads = self.uploads.select(entry.owner, entry.spec, exclude=link.uploads)
+        link.uploads.update(uploads)
+        order = {"op": "create", "sandbox": entry.qualified_name, "spec": spec_to_json(entry.spec)}
+        return {**order, "uploads": uploads} if uploads else order
+
+    def _start(self, connection: ClientConnection, entry: Entry, message: Message) -> None:
+        """Start a program, a session, or a session's command."""
+        name, recorded = message["id"], message["op"] != "shell"
+        forward = {**message, "sandbox": entry.qualified_name}
+        program = entry.programs.get(name)
+        if program is not None:
+            program.connection = connection
+            if program.queued is None:
+                entry.send({**forward, "again": True} if recorded else forward)
+            return
+        if recorded:
+            cpu_s = message["request"].get("cpu_s")
+            self.quotas.check_cpu(entry.owner, cpu_s if isinstance(cpu_s, int | float) else None)
+            self.quotas.add_program(entry.owner)
+        program = entry.programs[name] = Program(connection, recorded, [] if recorded else None)
+        if not recorded:
+            entry.send(forward)
+            return
+        self._audit(connection, "run", entry)
+        self.counts["programs"] += 1
+
+        def written(error: Exception | None) -> None:
+            queued, program.queued = program.queued or [], None
+            if error is not None:
+                self._mark_ended(entry, program)
+                if isinstance(error, SandboxDatabaseError):
+                    entry.programs.pop(name, None)  # it was never started, so its name may be used again
+                else:
+                    error = SandboxLostError(str(error))
+                program.deliver({**error_to_json(error), "op": "error", **_copy_names(message)})
+                return
+            for each in (forward, *queued):
+                entry.send(each)
+
+        self.records.record_program(entry.owner, entry.name, name, written)
+
+    def _forward(self, entry: Entry, message: Message) -> None:
+        forward = {**message, "sandbox": entry.qualified_name}
+        most = self.quotas.get(entry.owner).cpu_s
+        if message["op"] == "bound" and most is not None:
+            forward["cpu_s"] = min(most, message.get("cpu_s") or most)
+        program = entry.programs.get(message["id"])
+        if program is not None and program.queued is not None:
+            program.queued.append(forward)
+        else:
+            entry.send(forward)
+
+    def extend(self, entry: Entry, lifetime_s: float | None) -> None:
+        """Set a sandbox's lifetime, counted from now on.
+
+        Raises:
+            SandboxQuotaError: it exceeds the owner's quota.
+            UnknownSandboxError: the sandbox is being ended.
+        """
+        if entry.is_stopping:
+            raise UnknownSandboxError(f"the sandbox '{entry.name}' is being ended and cannot be extended.")
+        entry.ends_at = time.monotonic() + self.quotas.resolve_lifetime_s(entry.owner, lifetime_s, self._lifetime_s)
+        self.records.record_lifetime(entry.owner, entry.name, entry.expires)
+
+    def stop(self, entry: Entry, *, expired: bool = False) -> None:
+        """End a sandbox; its clients are informed once it has ended."""
+        entry.is_stopping = True
+        entry.send({"op": "stop", "sandbox": entry.qualified_name, "expired": expired})
+
+    def disconnect(self, connection: ClientConnection) -> None:
+        """Remove a client connection that was closed or broke."""
+        for entry in self.entries.values():
+            entry.inspections = {key: each for key, each in entry.inspections.items() if each is not connection}
+            if connection in entry.connections:
+                entry.connections.discard(connection)
+                if not entry.connections:
+                    entry.orphaned_since = time.monotonic()
+            for program in entry.programs.values():
+                if program.connection is connection:
+                    program.connection = None
+
+    # --- from workers
+
+    def on_worker_message(self, message: Message, worker: WorkerLink | None = None) -> None:
+        """Handle a message of a worker about one of its own sandboxes; `None`: the worker is in this process."""
+        op = message["op"]
+        entry = self.entries.get(message["sandbox"])
+        if entry is None or worker not in (None, entry.worker):
+            if op == "created" and worker is not None:  # lost or stopped while it started
+                worker.send({"op": "stop", "sandbox": message["sandbox"]})
+            return
+        message = {**message, "sandbox": entry.name}
+        program = entry.programs.get(message.get("id", ""))
+        inspector = entry.inspections.pop(message.get("id", ""), None)
+        if inspector is not None:
+            inspector.deliver(message)
+        elif op == "out" or op == "used":
+            if program is not None:
+                program.deliver(message)
+        elif op in ("end", "error"):
+            if program is not None:
+                self._on_program_end(entry, program, message)
+        elif op == "created":
+            entry.properties = message["traits"]
+            if entry.state == "starting":
+                entry.state = "running"
+                self.counts["sandboxes"] += 1
+                self.records.record_running(entry.owner, entry.name)
+            self._broadcast(entry, message)
+        elif op in ("gone", "failed"):
+            self.end_sandbox(entry, message)
+
+    def _on_program_end(self, entry: Entry, program: Program, message: Message) -> None:
+        name = message["id"]
+        if not program.is_recorded or program.has_ended:
+            # A session was opened, or a worker sends the end again over a new connection. While the database write of
+            # the end is pending, the end is not delivered: a client must never see an end that may be lost.
+            if not program.is_end_pending:
+                program.deliver(message)
+            return
+        self._mark_ended(entry, program)
+        self.counts["failed" if message["op"] == "error" else "ended"] += 1
+        program.is_end_pending = True
+
+        def written(error: Exception | None) -> None:
+            program.is_end_pending = False
+            failed = {} if error is None else {**error_to_json(error), "op": "error", **_copy_names(message)}
+            program.deliver(failed or message)
+
+        self.records.record_program_end(entry.owner, entry.name, name, message, written)
+
+    def _mark_ended(self, entry: Entry, program: Program) -> None:
+        if not program.has_ended:
+            program.has_ended = True
+            if program.is_recorded:
+                self.quotas.remove_programs(entry.owner)
+
+    def end_sandbox(self, entry: Entry, message: Message) -> None:
+        """Remove a sandbox that has ended, or did not start."""
+        self._remove(entry)
+        kind = str(message.get("error", ""))
+        state = "failed" if message["op"] == "failed" else "ended"
+        self.counts[f"sandboxes_{kind or state}"] += 1
+        said = {**message, "sandbox": entry.name}
+        connections = list(entry.connections)
+
+        def written(_: Exception | None) -> None:
+            for connection in connections:
+                connection.deliver(said)
+
+        self.records.record_sandbox_end(entry.owner, entry.name, state, kind, written)
+
+    def _broadcast(self, entry: Entry, message: Message) -> None:
+        for connection in list(entry.connections):
+            connection.deliver(message)
+
+    def resume(self, entry: Entry, traits: dict[str, Any], known_programs: list[str]) -> None:
+        """Resume a sandbox whose worker came back; programs that the worker does not know are lost.
+
+        Messages to the other programs may have been lost with the connection: the client sends them again, and the
+        worker skips the messages that it has already handled, by their numbers.
+        """
+        self.on_worker_message({"op": "created", "sandbox": entry.qualified_name, "traits": traits})
+        sent_soon = {message.get("id") for message in entry.worker.queued}
+        for name, program in list(entry.programs.items()):
+            is_running = program.is_recorded and not program.has_ended and program.queued is None
+            if is_running and name not in {*known_programs, *sent_soon}:
+                lost = error_to_json(
+                    SandboxLostError("the connection to the worker broke, and the program's end is unknown")
+                )
+                self.on_worker_message({**lost, "op": "error", "sandbox": entry.qualified_name, "id": name})
+        self._broadcast(entry, {"op": "again", "sandbox": entry.name})
+
+    # --- bookkeeping
+
+    def add(self, entry: Entry) -> None:
+        """Add a sandbox."""
+        self.entries[entry.qualified_name] = entry
+        entry.worker.num_sandboxes += 1
+        entry.worker.num_placed += 1
+        entry.worker.reserved_memory_bytes += entry.spec.limits.memory_bytes
+
+    def _remove(self, entry: Entry) -> None:
+        for program in entry.programs.values():
+            self._mark_ended(entry, program)
+        if self.entries.pop(entry.qualified_name, None) is not None:
+            entry.worker.num_sandboxes -= 1
+            entry.worker.reserved_memory_bytes -= entry.spec.limits.memory_bytes
+            self.quotas.remove_sandbox(entry.owner, entry.spec)
+
+    def _audit(self, connection: ClientConnection, action: str, entry: Entry) -> None:
+        identity = connection.identity
+        self.audit.record(action, owner=identity.owner, token=identity.token, what=entry.name, peer=connection.peer)
+
+    def list_sandboxes(self, owner: str) -> Iterator[Entry]:
+        """Return an iterator over an owner's sandboxes."""
+        return (entry for entry in list(self.entries.values()) if entry.owner == owner)
+
+    def find(self, owner: str, name: str) -> Entry:
+        """Return a sandbox of an owner.
+
+        Raises:
+            UnknownSandboxError: the owner has no such sandbox.
+        """
+        entry = self.entries.get(f"{owner}/{name}")
+        if entry is None:
+            raise UnknownSandboxError(f"the owner '{owner}' has no sandbox '{name[:64]}'.")
+        return entry
+
+
+_UNKNOWN = error_to_json(UnknownSandboxError("the sandbox has ended"))
+
+
+def _copy_names(message: Message) -> dict[str, Any]:
+    return {name: message[name] for name in ("sandbox", "id") if name in message}
