@@ -10,6 +10,8 @@ are kept between calls, one process each: `pool_forks`.
 Invariants: a worker runs one call at a time; a hanging call delays only calls that wait for an idle worker, until its
 timeout; the timeout starts when the call starts, not while a process starts or imports; workers and their descendants
 end with the pool; workers end with this process, however it ends (the kernel kills them, and their pipe closes).
+
+pebble's pool was tried instead: it leaves the child processes of a call that timed out running.
 """
 
 from __future__ import annotations

@@ -262,6 +262,8 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
         ModelError: the model's decoder layers are not at the expected place, or cannot be divided this way.
     """
     assert ranks.mesh is not None
+    # FSDP2 reduces the gradient of every micro-batch: unreduced sums would take the memory of a whole gradient on every
+    # rank.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
     for parameter in (*network.root.parameters(), *getattr(network, "heads", {}).values()):
         parameter.data = parameter.data.to(precision.master)

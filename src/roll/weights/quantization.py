@@ -9,6 +9,9 @@ Both are tensors of the manifest, so checksums are of the bytes that were sent; 
 
 A row is quantized as a whole, on rank 0 and in the engines' dtype. So codes depend only on the weight, not on the
 layout of ranks, nor on whether an adapter was merged into it.
+
+Engines do not use vLLM's own 8-bit kernels: on a CPU, its int8 kernel also quantizes activations, which more than
+doubles the difference of log-probs.
 """
 
 from __future__ import annotations

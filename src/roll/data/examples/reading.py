@@ -131,6 +131,8 @@ class ExampleReader:
                 yield f"untrained {sorted(conversation.untrained)}"
 
     def _check_special(self, conversation: Conversation, where: str) -> None:
+        # Refused rather than escaped: in chat data, special tokens are mostly leftovers of another model's template,
+        # which the model should not learn in any spelling.
         for message in conversation.messages:
             found = next(filter(None, map(self._special_in, texts_in(message))), None)
             if found is not None:

@@ -6,7 +6,7 @@
 A reply always has the required format, whatever the model: ROLL writes the JSON between the fields, and a verdict is
 chosen among those that the schema permits, by the probability of their tokens. So a model that cannot write JSON can
 judge, and no verdict needs a retry. The probability-weighted mean over verdicts is that of G-Eval (Liu et al., arXiv
-2303.16634, equation 1).
+2303.16634, equation 1). A grammar for the whole reply would instead need a tokenizer inside the engine.
 
 Invariants: equal requests get equal replies (a request's seed is a digest of its content); a request that does not fit
 the context is rejected, never truncated; every failure of the engines is an `InfraError`.

@@ -146,6 +146,7 @@ class DeepSpeedBackend(TrainerRank):
         DeepSpeed checks only gradients, so a non-finite loss is turned into non-finite gradients.
         """
         self._inside_step = True
+        # DeepSpeed reduces gradients only at the last micro-batch before an update, so each update takes one batch.
         self._engine.set_gradient_accumulation_boundary(last)
         summed = loss * self.ranks.data_size
         self._engine.backward(summed if torch.isfinite(loss) else summed * math.nan, scale_wrt_gas=False)

@@ -4,6 +4,9 @@
 
 Without a compiler, or where the library cannot be built or loaded, PyTorch's own operations are used: slower, with the
 same mathematics. The library shares PyTorch's OpenMP runtime and its threads.
+
+The compiler is called directly: `torch.utils.cpp_extension` takes as long, needs ninja, and a build that is killed
+leaves a lock for which every later process waits forever.
 """
 
 from __future__ import annotations

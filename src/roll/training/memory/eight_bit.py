@@ -4,7 +4,8 @@
                                           └ moment / scale ─► index of the nearest of 256 values
 
 The values are dense where moments are: seven decades, each divided more finely than the one below it. Blocks lie within
-rows, so a rank with some of a weight's rows has the same blocks as a single rank would have for them.
+rows, so a rank with some of a weight's rows has the same blocks as a single rank would have for them. The blocks of
+bitsandbytes cross rows, and its update on a CPU consists of PyTorch operations and takes ten times as long.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ operations in messages (call, read an attribute, …), answering each, until an 
 
 This code runs under the candidate's UID, so the candidate may change it: everything written to fd 3 is an untrusted
 claim. No expected result is ever in this process.
+
+The code is compiled once and forked for each case: with a program of the agent per case, an answer with ten cases took
+twice as long. The agent enforces the limits of a case from outside, so the fork is not trusted.
 """
 
 from __future__ import annotations
