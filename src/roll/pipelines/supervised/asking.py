@@ -2,9 +2,9 @@
 
 remaining draws, held-out examples ─► samples without stored outputs ─ the model, frozen ─► store
 
-The model is unloaded before the policy starts, so the two are never in memory together. A reference computes the batches
-of the run's steps, packed and rounded as in an update: before the first update, log-ratios to the initial policy are
-exactly 0, also in bfloat16.
+The model is unloaded before the policy starts, so the two are never in memory together. A reference computes the
+batches of the run's steps, packed and rounded as in an update: before the first update, log-ratios to the initial
+policy are exactly 0, also in bfloat16.
 """
 
 from __future__ import annotations

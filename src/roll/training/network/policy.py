@@ -47,8 +47,8 @@ class PolicyNetwork(nn.Module):
         model: An HF model loaded with the attention `roll_packed`; with LoRA, the model inside the peft wrapper.
         reference: A frozen copy of the initial model, for the divergence from it; not needed with LoRA.
         teachers: Frozen models over the same vocabulary, for the divergence from one of them.
-        value_head: Whether to add a value head, which predicts the value of the state before a token. It reads the hidden
-            state that predicts the token, so the value cannot depend on the token.
+        value_head: Whether to add a value head, which predicts the value of the state before a token. It reads the
+            hidden state that predicts the token, so the value cannot depend on the token.
 
     Raises:
         ModelError: a model computes its logits in a way that the chunked projection does not support.
