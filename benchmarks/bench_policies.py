@@ -68,23 +68,22 @@ ROWS: tuple[tuple[Case, Case, str], ...] = (
     (
         replace(_BASE, name="asynchronous", train_s=TRAIN_S, scheduling={"async_ratio": 1.0}),
         TRAINED,
-        "async ratio 1: generation beside training",
+        "async ratio 1: generation during training",
     ),
 )
 """Each policy, what it is compared with, and what it does."""
-HEAD = f"""# Policies on real engines
+HEAD = f"""# Scheduling policies on real engines
 
 Measured on two vLLM engines (SmolLM2-135M, bf16, a CPU core each, at most 24 requests at once), five steps (with
-filters four) of 8 prompts x 8 rollouts, answers of at most 192 tokens that end by themselves, rewards of about a
-second (median, lognormal) that take no processor here. Steps marked as trained pause for {TRAIN_S:g} s in place of an
-update, which other devices would make, and synchronise real weights. The simulated speed-up comes from the same
-scheduler in virtual time; its engine is fitted to the baseline's run, and gets each run's prompts, lengths and
-verdicts. Speed-ups are of the time of all steps, over the baseline that the row names.
+filters four) of 8 prompts x 8 rollouts, answers of at most 192 tokens that end by themselves, rewards with a median
+latency of one second (lognormal) that use no CPU. Steps marked as trained pause for {TRAIN_S:g} s instead of an
+update, as if other devices trained, and sync real weights. The simulated speed-up comes from the same
+scheduler in virtual time; its engine is fitted to the baseline's run, with the prompts, lengths and verdicts of each
+run. A speed-up is the ratio of the time of all steps to that of the baseline in the row.
 Made by `make bench NAME=policies`.
 
-What the figures are not: with rewards that cost nothing and one engine, queue and batch are the same thing. Gains are
-as large as the tail of the lengths, and 192 tokens cut this one short; see
-[published and simulated speed-ups](simulation.md) for long ones.
+Limits: with free rewards and one engine, `queue` and `batch` are equal. The gains depend on the tail of the lengths,
+which 192 tokens truncate here; see [published and simulated speed-ups](simulation.md) for long answers.
 """
 
 

@@ -31,15 +31,15 @@ GOAL = 0.6
 def page(found: dict[str, dict[str, Any]]) -> str:
     """The table, as Markdown."""
     lines = [
-        "# How methods with turns learn",
+        "# Multi-turn methods",
         "",
-        f"SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): guess a number from 1 to 3, hear `higher` or",
-        "`lower`, guess again. Every preset has its defaults but what the example sets for all: an answer that was cut",
-        "off costs 0.2, and groups without variance are kept. Held-out accuracy is over 96 games at temperature 1.0.",
+        f"SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): guess a number from 1 to 3, read `higher` or",
+        "`lower`, and guess again. Presets have their defaults, except for the settings of the example: a truncated",
+        "answer costs 0.2, and groups without variance are kept. Held-out accuracy covers 96 games at temperature 1.0.",
         "",
-        "At first most answers are prose that is cut off. Form is learnt first, the hints next. Always beginning with",
-        "1 or with 3 wins two games of three at best, always beginning with 2 wins all of them.",
-        "`ipa-demonstrations` is shown an expert's game beside each group of its own (`demonstrations: true`).",
+        "At first, most answers are truncated prose. The model learns the format first, then the hints. A first guess",
+        "of 1 or 3 wins at most two games of three; a first guess of 2 can win all of them.",
+        "`ipa-demonstrations` adds an expert's game to each group (`demonstrations: true`).",
         "",
         f"| run | held-out before | held-out after | reward, last 5 | steps to reward {GOAL} | seconds per step |",
         "|---|---|---|---|---|---|",

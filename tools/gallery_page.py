@@ -19,27 +19,27 @@ FULL_LOAD = 0.1
 """Cores that other programs may take before a page says so."""
 
 _HEAD = """\
-# Gallery
+# Example results
 
 *Written from `benchmarks/results/gallery/` by `tools/gallery_page.py`.*
 
-What the files in `examples/` do, each run once, with seed 0, as it is in the repository:
+Results of the files in `examples/`, each run once with seed 0 and without changes:
 
 ```bash
 make gallery ARGS="--only quickstart"
 ```
 
-runs one, keeps its figures in `benchmarks/results/gallery/quickstart.json` and writes these pages again. Without `ARGS`
-it runs all that have no results yet, which takes hours on two cores. A figure of one seed says what to expect, not how
-far seeds differ.
+This command runs one example, stores its results in `benchmarks/results/gallery/quickstart.json` and writes these pages
+again. Without `ARGS`, it runs all examples without results, which takes hours on two cores. One seed shows what to
+expect, but not the spread of seeds.
 """
 _TABLE = """\
 | example | learns | held-out, before | after | steps | minutes | peak memory |
 |---|---|---|---|---|---|---|
 """
 _TAIL = """\
-**Minutes** are set-up, training and evaluations together, on the machine that the example's page names. **Peak memory**
-is that of all processes of the run, pages that they share counted once.
+**Minutes** include set-up, training and evaluations, on the machine that the example's page names. **Peak memory**
+covers all processes of the run and counts shared pages once.
 
 ## Measured with several seeds
 
@@ -53,7 +53,7 @@ _ELSEWHERE = (
     ),
     (
         "`agentic_guess`, `agentic_calculator`, `agentic_lake`, each after its `…_first`",
-        "[What is learnt over many turns](../benchmarks/agentic.md)",
+        "[Multi-turn environments](../benchmarks/agentic.md)",
         "agentic-demo",
     ),
     (
@@ -63,7 +63,7 @@ _ELSEWHERE = (
     ),
     (
         "`guess` with every method that works on turns",
-        "[How methods with turns learn](../benchmarks/multi_turn.md)",
+        "[Multi-turn methods](../benchmarks/multi_turn.md)",
         "sweep-multi-turn",
     ),
     (
@@ -73,7 +73,7 @@ _ELSEWHERE = (
     ),
 )
 _END = """
-`gsm8k` has no results: 200 steps of 128 answers with up to 256 tokens are a day's work for two cores.
+`gsm8k` has no results: 200 steps of 128 answers with up to 256 tokens take a day on two cores.
 """
 
 

@@ -14,8 +14,8 @@ _HEAD = """\
 
 *Written from `src/roll/tracking/metrics.yaml`: change it there.*
 
-A run writes one JSON object per line into `metrics.jsonl`: `step`, `kind` (`train` or `eval`), and metrics
-by name. TensorBoard and the other trackers get the same names and values. In Python:
+A run writes one JSON object per line to `metrics.jsonl`: `step`, `kind` (`train` or `eval`), and the metrics
+by name. TensorBoard and the other trackers receive the same names and values. In Python:
 
 ```python
 import json
@@ -29,8 +29,8 @@ for line in Path("runs/quickstart/metrics.jsonl").read_text().splitlines():
         print(name, value, meaning.unit if meaning else "")
 ```
 
-`{domain}`, `{name}` and the like stand for a source's domain, a reward's component, and so on. The last column says
-what a value that should worry says, and what to do about it.
+`{domain}`, `{name}` and similar parts are placeholders for a source's domain, a reward's component, and so on. The last
+column describes bad values and their remedy.
 """
 
 
@@ -39,7 +39,7 @@ def page() -> str:
     lines = [_HEAD]
     for section in metric_sections():
         lines += [f"## {section.title}", "", section.about, ""]
-        lines += ["| metric | unit | meaning | what a bad value says |", "|---|---|---|---|"]
+        lines += ["| metric | unit | meaning | bad values |", "|---|---|---|---|"]
         for metric in section.metrics:
             names = ", ".join(f"`{name}`" for name in metric.names)
             lines.append(f"| {names} | {metric.unit or '-'} | {metric.means} | {metric.bad} |")

@@ -17,38 +17,39 @@ from roll.cli.migration.verl_rules import VERL
 __all__ = ["page"]
 
 _HEAD = f"""\
-# Coming from TRL or verl
+# Migrate from TRL or verl
 
 *Written from the rules in `src/roll/cli/migration/`, which also convert: change them there.*
 
 ```
-roll config from-trl grpo.yaml -o run.yaml             # what `trl grpo --config grpo.yaml` would run
-roll config from-trl grpo.yaml --processes 8           # … on 8 processes: TRL's batch grows with them
-roll config from-trl train_grpo.py --rows 7473         # a script that calls GRPOTrainer; it is read, never run
+roll config from-trl grpo.yaml -o run.yaml             # a configuration of `trl grpo`
+roll config from-trl grpo.yaml --processes 8           # the same on 8 processes, which multiply TRL's batch
+roll config from-trl train_grpo.py --rows 7473         # a script that calls GRPOTrainer; it is parsed, never run
 roll config from-verl run_grpo.sh --rows 7473          # a script with overrides of verl.trainer.main_ppo, or a .yaml
 roll check run.yaml
 ```
 
-The configuration is printed, or written to `-o`. On standard error every key of the file is listed: what it became,
-whether ROLL's default is the same anyway, whether it needs no counterpart, or that it could not be converted, and why.
-What could not be is also in comments at the head of the new file. Defaults of the other library that differ from ROLL's
-are written out, so that the run means the same: the loss and its clip, KL, groups and batches, learning rate, schedule.
+The command prints the configuration, or writes it to `-o`. On standard error, it lists every key of the file: the new
+key, whether ROLL's default has the same value, whether the key needs no counterpart, or the reason why it could not
+be converted. Comments at the top of the new file also list the keys that were not converted. Defaults of the other
+library that differ from ROLL's are written to the file, so that the run has the same settings: the loss and its clip,
+KL, groups and batches, learning rate, schedule.
 
-Of a Python script the arguments of `GRPOConfig`, `SFTConfig`, `DPOConfig` or `RewardConfig` and of the trainer are
-read, with `load_dataset`, `from_pretrained` and `LoraConfig` behind them: constants, names that are assigned one
-constant, lists and dictionaries of these, and simple arithmetic. Whatever else the script says (`os.environ`, an
-argument of the command line, a name that is assigned twice) is listed with its line as not converted, and TRL's default
-stands in its place; `--set learning_rate=1e-6` says it. A file with several mistakes lists them all at once.
+From a Python script, the command reads the arguments of `GRPOConfig`, `SFTConfig`, `DPOConfig` or `RewardConfig` and
+of the trainer, with `load_dataset`, `from_pretrained` and `LoraConfig`. It evaluates constants, names that are
+assigned one constant, lists and dictionaries of these, and simple arithmetic. Other expressions (`os.environ`, a
+command-line argument, a name that is assigned twice) are listed with their line as not converted, and TRL's default
+is used instead; set the value with `--set learning_rate=1e-6`. All errors of a file are listed at once.
 
-Three things are not a matter of keys:
+Three differences are not keys:
 
-- **Steps.** TRL's and verl's epochs count rows; a step of ROLL is one generation with all updates made from it.
-  `--rows` says how many rows the data set has, where a file counts epochs.
-- **Rewards of your own.** ROLL asks for one answer at a time, `def reward(text, answer, metadata) -> float`, in
-  processes of their own: see [Rewards](rewards.md). Functions for verl,
-  `(data_source, solution_str, ground_truth, extra_info)`, are bound by name and work as they are. TRL's get all
-  completions: the new file names your function; rewrite it.
-- **References in verl's rows** lie in `reward_model.ground_truth`. ROLL reads a column:
+- **Steps.** TRL's and verl's epochs count rows; a step of ROLL is one generation with all its updates. If a file counts
+  epochs, `--rows` gives the number of rows of the dataset.
+- **Your own rewards.** ROLL calls a reward with one answer, `def reward(text, answer, metadata) -> float`, in worker
+  processes: see [Rewards](rewards.md). Functions for verl, `(data_source, solution_str, ground_truth, extra_info)`,
+  work unchanged, because ROLL passes the arguments by name. TRL's functions receive all completions: the new file
+  names your function, and you must rewrite it.
+- **References in verl's rows** are in `reward_model.ground_truth`. ROLL reads a column:
 
 ```python
 import pyarrow.parquet as parquet
@@ -58,8 +59,8 @@ answers = [row["ground_truth"] for row in table["reward_model"].to_pylist()]
 parquet.write_table(table.append_column("answer", [answers]), "data/gsm8k/train-roll.parquet")
 ```
 
-Keys are those of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}; what another version calls
-otherwise is reported as unknown.
+The keys are those of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}; keys of other
+versions are reported as unknown.
 """
 _TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TRL: DPO", "reward": "TRL: reward models"}
 

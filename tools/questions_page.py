@@ -68,27 +68,27 @@ QUESTIONS = (
         title=_FLAT,
         clicks=(_asked("flat"),),
         shows=(_FLAT, r"\d\d% of answers are cut off at 4 tokens", r"no group had rewards that differ"),
-        says="The causes that metrics know are gone through in the order of [A run that does not "
-        "learn](tutorials/not-learning.md): answers that are cut off, groups without a difference, gradients that "
-        "are not finite, a learning rate of nothing, an engine that disagrees, steps that are too large. Here "
-        "answers have four tokens.",
+        says="The card checks the causes in the order of [Why does my reward not rise?](tutorials/not-learning.md): "
+        "truncated answers, groups without different rewards, gradients that are not finite, a learning rate of 0,"
+        " an engine that disagrees with the trainer, steps that are too large. In this run, answers have at most "
+        "four tokens.",
     ),
     Question(
         id="filtered",
         title="Which answers were filtered at step 30, and why?",
         clicks=(_asked("learns"), _in(_FILTERED, "step 30:")),
         shows=(r"\d+ of [\d,]+", r"✓ correct"),
-        says="The card counts reasons, as the ledger has them, and has a link for every step. The table it leads to "
-        "is filtered to answers that no update was made from (`trained=false` in its address); `s` shows a row's "
-        "group side by side.",
+        says="The card counts the reasons of the ledger and has a link for every step. The linked table shows only "
+        "answers that were not trained (`trained=false` in its address); `s` shows the group of a row side by "
+        "side.",
     ),
     Question(
         id="off-policy",
         title=_POLICY,
         clicks=(_asked("learns"), _in(_POLICY, "stale answers")),
         shows=(r"\d+ of [\d,]+",),
-        says="The card says how many updates old an answer was at most when it was learnt from, what the async "
-        "ratio allows, and how far engine and trainer differ on the same tokens. The table has the oldest answers "
+        says="The card shows the largest staleness of a trained answer, the bound of the async ratio, and the "
+        "difference of engine and trainer on the same tokens. The table is sorted by staleness, oldest answers "
         "first.",
     ),
     Question(
@@ -96,32 +96,33 @@ QUESTIONS = (
         title=_WEIGHTS,
         clicks=(_asked("learns"), _in(_WEIGHTS, "every sync")),
         shows=(r"Syncs", r"probe_change_missed", r"272"),
-        says="Every tensor's checksum is confirmed by every engine, then a text is probed: how far the trainer "
-        "moved, and what of that the engine missed ([Weight sync](weight-sync.md)).",
+        says="Every engine confirms the checksum of every tensor. A probe then compares the change of the trainer's "
+        "log-probs with that of the engine's ([Weight sync](weight-sync.md)).",
     ),
     Question(
         id="once",
         title=_ONCE,
         clicks=(_asked("learns"), _in(_ONCE, "the ledger")),
         shows=(r"what became of \d+ draws", r"trained"),
-        says="The card reads the newest checkpoint's ledger: whether its draws are numbered without a gap or a "
-        "repeat, how many prompts they are of, and how often each was drawn. Health shows what became of them, and "
-        "why.",
+        says="The card reads the ledger of the newest checkpoint: whether its draws are numbered without a gap or a "
+        "repetition, the number of their prompts, and how often each was drawn. Health shows the fate of the "
+        "draws, with the reasons.",
     ),
     Question(
         id="stopped",
         title=_STOPPED,
         clicks=(_asked("flat"), _in(_STOPPED, "log and alarms")),
         shows=(r"no_signal", r"step \d"),
-        says="Done, stopped by an alarm, ended by an error, or killed: the card says which, from the settings, "
-        "alarms and the log. Health has the alarms with the rows that caused them, and the log's last lines.",
+        says="The card derives from settings, alarms and the log whether the run finished, was stopped by an alarm, "
+        "failed with an error, or was killed. Health shows the alarms with the rows that caused them, and the end "
+        "of the log.",
     ),
     Question(
         id="time",
         title=_TIME,
         clicks=(_asked("learns"), _in(_TIME, "lanes and phases")),
         shows=(r"What held each step back", r"in \d+ of \d+ steps"),
-        says="The card has the phases of a step, in seconds; the lanes show who worked when. A click on a step "
+        says="The card shows the phases of a step, in seconds; the lanes show when each role worked. A click on a step "
         "zooms into it.",
     ),
     Question(
@@ -129,37 +130,37 @@ QUESTIONS = (
         title=_PUSHED,
         clicks=(_asked("learns"), _in(_PUSHED, "tokens pushed down most")),
         shows=(r"push", r"advantage", r"ratio"),
-        says="A token's push is what its log-prob is multiplied with in the gradient: its advantage times its "
-        "ratio, 0 where the gate clips it. The link opens the answer whose advantage was lowest in the last step "
-        "that was trained.",
+        says="The push of a token is the factor of its log-prob in the gradient: its advantage times its ratio, 0 where"
+        " the gate clips it. The link opens the answer with the lowest advantage of the last trained step.",
     ),
     Question(
         id="differs",
         title=_DIFFERS,
         clicks=(_asked("learns"), _in(_DIFFERS, "beside flat")),
         shows=(r"What the configurations differ in", r"rollout\.max_new_tokens", r"rollout\.scheduling\.async_ratio"),
-        says="Keys with another value, both runs' curves below them.",
+        says="The page lists the configuration keys that differ, with the curves of both runs below.",
     ),
     Question(
         id="cost",
         title=_COST,
         clicks=(_asked("learns"), _in(_COST, "plans and configuration")),
         shows=(r"plan\.txt", r"h100"),
-        says="What `roll plan` printed for this run's workload on eight H100, beside what was measured; see below "
-        "how it got there.",
+        says="The page shows the output of `roll plan` for this run's workload on eight H100 GPUs, next to the "
+        "measurements; the last section shows how to add a plan.",
     ),
     Question(
         id="fooled",
         title=_FOOLED,
         clicks=(_asked("learns"), _in(_FOOLED, "their curves")),
         shows=(r"hacking/length_reward_correlation", r"hacking/repeated_text_share"),
-        says="Longer answers that earn more, the same answer to many prompts, answers that repeat themselves, "
-        "phrases that half of the prompts get: each has a curve and an alarm ([Metrics](metrics.md)).",
+        says="Each signal of reward hacking has a curve and an alarm ([Metrics](metrics.md)): longer answers with "
+        "higher rewards, the same answer to many prompts, answers that repeat themselves, phrases in the answers "
+        "to half of the prompts.",
     ),
 )
 
 _HEAD = """\
-# Questions to a run
+# Ask questions about a run
 
 *Written from `tools/questions_page.py`.*
 
@@ -167,25 +168,25 @@ _HEAD = """\
 roll dashboard runs
 ```
 
-What people ask of a run, and the clicks in the [dashboard](dashboard.md) that answer it, from the page that it opens
-with. The view **Answers** (key `g a`) says each in a sentence with its figures; its links lead to where the figures
-come from. It reads the run's files alone, so it answers for a run that trains as for one that ended or was killed.
+This page lists common questions about a run, and the clicks in the [dashboard](dashboard.md) that answer them,
+starting from its first page. The view **Answers** (key `g a`) answers each question in a sentence with numbers; its
+links lead to the data. It reads only the files of a run, so it works for running, finished and killed runs.
 
-`make bench NAME=questions` trains the two runs that are asked here (both the quickstart: `learns` is asynchronous,
-`flat` gives answers four tokens), performs these clicks in a browser, fails if the answer is not on the page, and
-takes the pictures.
+`make bench NAME=questions` trains the two runs of this page (both the quickstart: `learns` is asynchronous, `flat`
+limits answers to four tokens), performs these clicks in a browser, fails if an answer is not on the page, and takes the
+pictures.
 """
 _TAIL = """\
-## How the plan got there
+## Add a plan to a run
 
 ```bash
 roll simulate --calibrate runs/learns
 roll plan runs/learns/calibration/workload.yaml device=h100 placement.generation=7 > runs/learns/plan.txt
 ```
 
-The first fits the simulator to the run, the second looks for the fastest use of eight devices of another kind for the
-same work ([Simulation](simulation.md)). What `roll plan` prints, kept as `plan.txt` in the run's directory, is what
-the dashboard shows.
+The first command fits the simulator to the run. The second searches for the fastest use of eight devices of another
+type for the same work ([Simulation](simulation.md)). The dashboard shows the output of `roll plan` if it is in
+`plan.txt` of the run directory.
 """
 
 
