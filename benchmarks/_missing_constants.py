@@ -64,7 +64,9 @@ def _tail(name: str, config: SimulationConfig) -> list[str]:
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         for what, supposed in SUPPOSED:
-            slow, fast = (_runs(_with(config, variant, supposed, Path(directory))) for variant in ("batch", figure.of))
+            slow, fast = (
+                _runs(_with(config, variant, supposed, Path(directory))) for variant in ("batch", figure.variant)
+            )
             base_s = _step_s(slow)
             share = REWARD_SHARE[name] if supposed.get("reward") else 0.0
             exposed_s = base_s * share / (1 - share)
@@ -107,7 +109,7 @@ def _queue(config: SimulationConfig) -> list[str]:
             "answer_tokens.max": limit,
             "rollout.max_new_tokens": limit,
         }
-        slow, fast = (_step_s(_runs(config.variant(v).changed(changes))) for v in (figure.over, figure.of))
+        slow, fast = (_step_s(_runs(config.variant(v).changed(changes))) for v in (figure.baseline, figure.variant))
         off = f"{slow / fast / figure.ratio - 1:+.0%}"
         rows.append(
             (f"{share:.0%}", f"{limit:,}", str(engines), f"{slow:.0f} s", f"{fast:.1f} s", f"{slow / fast:.2f}", off)

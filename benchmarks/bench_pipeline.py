@@ -67,7 +67,7 @@ def run_rank(rank: int, directory: str) -> None:
             model_path=str(place / "model"),
             model=ModelConfig(path=str(place / "model"), dtype="float32"),
             training=TrainingConfig(
-                num_steps=2, num_threads=1, max_tokens_per_micro_batch=TOKENS, parallel=parallel, close_heap=False
+                num_steps=2, num_threads=1, max_tokens_per_micro_batch=TOKENS, parallel=parallel, malloc_trim=False
             ),
             seed=0,
         )

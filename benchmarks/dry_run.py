@@ -114,8 +114,14 @@ def try_rank(model: dict[str, Any], layout: Layout, rank: int) -> dict[str, Any]
     from roll.types import Needs, TrainingBatch, TrainingSample
 
     parallel = ParallelConfig(**layout.parallel)
-    shares = layout.ranks // (parallel.row_ranks * parallel.pp)
-    count = shares * parallel.row_ranks * MICRO_BATCHES * MICRO_BATCH_TOKENS // (TEXT_TOKENS * parallel.row_ranks)
+    shares = layout.ranks // (parallel.ranks_per_micro_batch * parallel.pp)
+    count = (
+        shares
+        * parallel.ranks_per_micro_batch
+        * MICRO_BATCHES
+        * MICRO_BATCH_TOKENS
+        // (TEXT_TOKENS * parallel.ranks_per_micro_batch)
+    )
     text = {
         "token_ids": np.zeros(TEXT_TOKENS, dtype=np.int32),
         "loss_mask": np.arange(TEXT_TOKENS) > 0,

@@ -144,7 +144,7 @@ def scaled(tree: dict[str, Any], path: tuple[str | int, ...], factor: float) -> 
 
 def pairs(name: str, config: SimulationConfig) -> list[tuple[str, str]]:
     """What is compared: slower and faster variant."""
-    return [(figure.over, figure.of) for figure in config.paper] + list(COMPARED[name])
+    return [(figure.baseline, figure.variant) for figure in config.paper] + list(COMPARED[name])
 
 
 def sensitivity(name: str, config: SimulationConfig) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ def measure(name: str, config: SimulationConfig) -> dict[str, Any]:
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
         results = study(config, processes=processes)
     plot(results, PAGE.parent / f"simulation-{name}.png")
-    published = {(figure.over, figure.of): figure for figure in config.paper}
+    published = {(figure.baseline, figure.variant): figure for figure in config.paper}
     compared = []
     for over, of in pairs(name, config):
         ratio, figure = results.ratio(over, of), published.get((over, of))
@@ -265,7 +265,7 @@ def written() -> str:
 def described(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Figures with what the workloads say of their sources now: that is no measurement."""
     for name, of in figures.items():
-        said = {(paper.over, paper.of): paper for paper in load_simulation(EXAMPLES / f"{name}.yaml").paper}
+        said = {(paper.baseline, paper.variant): paper for paper in load_simulation(EXAMPLES / f"{name}.yaml").paper}
         for compared in of.get("compared", ()):
             if compared["published"]:
                 compared["published"] = said[compared["over"], compared["of"]].model_dump()

@@ -46,6 +46,6 @@ def configured_manager(
             warm=warm,
             max_sandboxes=max_sandboxes,
             ca_file=None if config.ca_file is None else os.path.expanduser(config.ca_file),
-            reconnect_timeout_s=config.patience_s,
+            reconnect_timeout_s=config.reconnect_timeout_s,
             wait_for_quota=True,
         )

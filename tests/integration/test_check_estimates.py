@@ -90,18 +90,18 @@ ONLINE: dict[str, dict[str, Any]] = {
 SMALLER: dict[str, dict[str, Any]] = {
     "everything kept": {},
     "layers again": {"training": {"activation_checkpointing": True}},
-    "MLPs in slices": {"training": {"mlp_slice_tokens": 512}},
+    "MLPs in slices": {"training": {"tiled_mlp_tokens": 512}},
     "moments in 8 bits": {"training": {"optimizer": "adamw_8bit"}},
     "weights in 4 bits": {"model": {"lora": {"rank": 16, "base": "nf4"}}},
-    "adapters, closed": {**ADAPTERS, "training": {"close_heap": True}},
-    "closed": {"training": {"close_heap": True}},
+    "adapters, closed": {**ADAPTERS, "training": {"malloc_trim": True}},
+    "closed": {"training": {"malloc_trim": True}},
     "closed, saved beside training": {
-        "training": {"close_heap": True},
+        "training": {"malloc_trim": True},
         "checkpoint": {"every_num_steps": 1, "keep_last": 1, "asynchronous": True},
     },
 }
 MIXTURES: dict[str, dict[str, Any]] = {
-    "closed": {"close_heap": True},
+    "closed": {"malloc_trim": True},
     "layers again": {"activation_checkpointing": True},
 }
 RANK = """

@@ -81,7 +81,11 @@ def _counted(monkeypatch: pytest.MonkeyPatch, name: str, counts: Counter[str]) -
 
 
 def config(directory: Path, source: Path, /, *, hand_over: bool | str = True, **changes: Any) -> dict[str, Any]:
-    base = {**tiny_config(source, num_steps=4), "output_dir": str(directory), "cluster": {"hand_over": hand_over}}
+    base = {
+        **tiny_config(source, num_steps=4),
+        "output_dir": str(directory),
+        "cluster": {"offload_colocated": hand_over},
+    }
     for section, values in changes.items():
         base[section] = {**base.get(section, {}), **values}
     return base
@@ -105,7 +109,7 @@ def test_colocation_engines_that_answer_beside_a_run_on_examples_hand_over(
     """What a preference's loss must know before the update is asked of a policy that has its memory, too."""
     settings = configuration(name, tmp_path, tiny_model)
     for directory, hand_over in (("with", True), ("without", False)):
-        roll.train({**settings, "output_dir": str(tmp_path / directory), "cluster": {"hand_over": hand_over}})
+        roll.train({**settings, "output_dir": str(tmp_path / directory), "cluster": {"offload_colocated": hand_over}})
     assert seen["sleep"] > 0 and seen["measure"] > 0
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
@@ -164,7 +168,7 @@ def test_colocation_ranks_and_engines_in_processes_of_their_own_hand_over_too(tm
     pytest.importorskip("ray")
     where = {"type": "ray", "device_mapping": {"actor_train": "0-1", "actor_infer": "0-1"}}
     for name, hand_over in (("with", True), ("without", False)):
-        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "hand_over": hand_over}))
+        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "offload_colocated": hand_over}))
     with_it, without = (hashes(tmp_path / name / "run") for name in ("with", "without"))
     assert with_it == without
 
@@ -214,9 +218,11 @@ def test_colocation_what_cannot_hand_over_is_refused(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = {"scheduling": {"async_ratio": 1}}
-    with pytest.raises(ConfigError, match=r"cluster\.hand_over is true, but with rollout\.scheduling\.async_ratio 1"):
+    with pytest.raises(
+        ConfigError, match=r"cluster\.offload_colocated is true, but with rollout\.scheduling\.async_ratio 1"
+    ):
         roll.train(config(tmp_path, tiny_model, rollout=ahead))
-    apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "hand_over": True}
+    apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "offload_colocated": True}
     with pytest.raises(ConfigError, match="no trainer shares a device with engines"):
         roll.train(config(tmp_path, tiny_model, cluster=apart))
     vllm = replace(VLLM, library=None, capabilities=replace(VLLM.capabilities, can_sleep=False))

@@ -47,10 +47,10 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"distillation": {"num_top": 64}},
+        {"distillation": {"top_k": 64}},
         {"distillation": {"weight": 0.5}},
         {"distillation": {"place": "loss", "divergence": "jsd"}},
-        {"distillation": {"num_top": 8}, "lora": {"rank": 4}},
+        {"distillation": {"top_k": 8}, "lora": {"rank": 4}},
     ],
     ids=["kept", "mixed", "loss", "adapters"],
 )
@@ -72,7 +72,7 @@ def test_distill_offline_run_the_student_comes_near_its_teacher_and_uses_every_e
 def test_distill_offline_run_that_share_a_directory_ask_the_teacher_once(
     tmp_path: Path, tiny_model: Path, teacher: Path
 ) -> None:
-    distillation = {"num_top": 4, "directory": str(tmp_path / "kept")}
+    distillation = {"top_k": 4, "directory": str(tmp_path / "kept")}
     config = settings(tmp_path, tiny_model, teacher, output_dir=str(tmp_path), distillation=distillation)
     roll.train(config)
     files = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").rglob("*.np?")}
@@ -84,7 +84,7 @@ def test_distill_offline_run_that_share_a_directory_ask_the_teacher_once(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["kept", "loss"])
+@pytest.mark.parametrize("place", ["precomputed", "loss"])
 def test_distill_offline_run_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, teacher: Path, place: str
 ) -> None:

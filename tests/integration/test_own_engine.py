@@ -54,9 +54,10 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
     ("changes", "words"),
     [
         (
-            {"cluster": {"hand_over": True}},
+            {"cluster": {"offload_colocated": True}},
             "inference.engine is engines/mine.py:PlainEngine, which cannot give its memory back (can_sleep), but "
-            "cluster.hand_over true needs it: set inference.engine to hf, or set cluster.hand_over to auto.",
+            "cluster.offload_colocated true needs it: set inference.engine to hf, or set cluster.offload_colocated to "
+            "auto.",
         ),
         (
             {"inference": {"engine": ENGINE, "quantization": "int8"}},

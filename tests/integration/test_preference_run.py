@@ -98,13 +98,13 @@ def test_preference_run_the_policy_without_its_adapters_says_what_a_kept_referen
     tmp_path: Path, tiny_model: Path
 ) -> None:
     last = []
-    for reference in ("kept", "adapters"):
+    for reference in ("precomputed", "adapters"):
         directory = tmp_path / reference
         directory.mkdir()
         model = {"path": str(tiny_model), "dtype": "float32", "lora": {"rank": 4}}
         roll.train(config(directory, tiny_model, {"type": "kto", "reference": reference}, model=model))
         last.append(evaluations(directory / "run")[-1])
-        assert (directory / "run" / "reference").exists() == (reference == "kept")
+        assert (directory / "run" / "reference").exists() == (reference == "precomputed")
     assert last[0]["eval/loss"] == pytest.approx(last[1]["eval/loss"], abs=1e-3)
     assert last[0]["eval/margin"] > 0.01
 

@@ -50,7 +50,7 @@ def test_router_replay_run_two_steps_replay_what_the_engine_chose(tmp_path: Path
     steps = steps_of(tmp_path / "run")
     assert len(steps) == 2
     for row in steps:
-        assert row["agreement/replayed_share"] == 1.0 and row["agreement/experts_alike"] >= 0.98
+        assert row["agreement/replayed_share"] == 1.0 and row["agreement/expert_overlap"] >= 0.98
         assert row["agreement/logprob_max_abs"] <= 1e-3
         for name in ("own_routing", "engine_routing"):
             assert row[f"agreement/{name}/logprob_mean_abs"] <= 1e-3 and row[f"agreement/{name}/divergence"] >= 0
@@ -68,7 +68,7 @@ def test_router_replay_run_in_bfloat16_replay_brings_log_probs_nearer_to_the_eng
     steps = steps_of(tmp_path / "run")
     assert len(steps) == 2
     for row in steps:
-        assert row["agreement/replayed_share"] == 1.0 and 0.9 < row["agreement/experts_alike"] < 1
+        assert row["agreement/replayed_share"] == 1.0 and 0.9 < row["agreement/expert_overlap"] < 1
         for name in ("logprob_mean_abs", "divergence"):
             assert row[f"agreement/engine_routing/{name}"] <= 0.9 * row[f"agreement/own_routing/{name}"], name
 

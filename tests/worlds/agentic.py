@@ -107,7 +107,7 @@ class AgenticWorld(World):
         self.agents = Agents(self.server, self.faults, self.violations_of_agents)
         limits = {"time_s": 400.0, "turns": 8, "tokens": 1500, "parallel": 4}
         when = "score" if settings.seed % 3 == 0 else "reissue"
-        config = AgentConfig(command=["-"], limits=limits, when_it_fails=when, train="all")  # type: ignore[arg-type]
+        config = AgentConfig(command=["-"], limits=limits, on_failure=when, train="all")  # type: ignore[arg-type]
         self.agent_loop = AgentLoop(self.server, self.agents, config, max_context=2000)
         self.successes: list[tuple[EnvironmentSettings, Trajectory]] = []
         super().__init__(settings)

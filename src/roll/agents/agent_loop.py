@@ -72,7 +72,7 @@ class AgentLoop:
             limits=config.limits,
             max_context=self._max_context,
             tool_format=None if config.tool_format == "auto" else config.tool_format,
-            tells_demands=config.demands == "tell",
+            tells_demands=config.format_constraints == "prompt",
             notes=self._server.notes,
         )
         users = [message.text for message in draw.prompt.messages if message.role == "user"]
@@ -89,7 +89,7 @@ class AgentLoop:
             await session.failed  # raises the failure
         calls = self._trained(session.calls)
         cut_off = bool(calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
-        scored = bool(session.exhausted) or cut_off or config.when_it_fails == "score"
+        scored = bool(session.exhausted) or cut_off or config.on_failure == "score"
         if problem is not None and not scored:
             if isinstance(problem, RollError):
                 raise problem

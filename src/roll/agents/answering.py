@@ -75,7 +75,8 @@ async def converse(
         field, demand = conversation.demands[0]
         message = (
             f"{field} cannot be enforced: what is trained must be the policy's own distribution. Set "
-            f'rollout.agent.demands to `tell` to have the model told in words ("{demand[:80]}"), or leave {field} out.'
+            f'rollout.agent.format_constraints to `prompt` to pass it to the model as text ("{demand[:80]}"), or leave '
+            f"{field} out."
         )
         raise Refusal(400, "unsupported_parameter", message, field=field)
     for field, demand in conversation.demands:

@@ -48,9 +48,9 @@ def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
     return segment_sums(values, segment_ids) / segment_sums(torch.ones_like(values), segment_ids)
 
 
-def over_limit(inputs: LossInputs, *, against: RatioAgainst, token_limit: float) -> Tensor:
-    """Return a mask [N], for metrics, of the tokens whose log-ratio `log_ratio` cuts at `token_limit`."""
-    return _difference(inputs, against).detach() * inputs.need("advantages").sign() > token_limit
+def over_limit(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
+    """Return a mask [N], for metrics, of the tokens whose log-ratio `log_ratio` cuts at `max_token_log_ratio`."""
+    return _difference(inputs, against).detach() * inputs.need("advantages").sign() > max_token_log_ratio
 
 
 def _difference(inputs: LossInputs, against: RatioAgainst) -> Tensor:
@@ -74,7 +74,7 @@ def log_ratio(
     level: RatioLevel = "token",
     reduce: Reduction = "geometric",
     against: RatioAgainst = "old",
-    token_limit: float | None = None,
+    max_token_log_ratio: float | None = None,
     bounded: bool = True,
 ) -> Tensor:
     """Compute log pi/old of every token, shape [N], differentiable in `logprobs`.
@@ -86,7 +86,7 @@ def log_ratio(
             2507.18071, eq. 14).
         reduce: Whether a segment's log-ratio is the mean or the sum of its tokens' log-ratios.
         against: Which log-prob is the denominator.
-        token_limit: Before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
+        max_token_log_ratio: Before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
             objective (GMPO, arXiv 2507.20673, eq. 4): it is cut above the limit where A > 0, below it where A < 0.
         bounded: Whether to clamp the log-ratio, as needed before `exp`; a clamped log-ratio has no gradient.
     """
@@ -94,9 +94,11 @@ def log_ratio(
     difference = _difference(inputs, against)
     if level == "token":
         return limited(difference)
-    if token_limit is not None:
+    if max_token_log_ratio is not None:
         advantages = inputs.need("advantages")
-        cut = torch.where(advantages > 0, difference.clamp(max=token_limit), difference.clamp(min=-token_limit))
+        cut = torch.where(
+            advantages > 0, difference.clamp(max=max_token_log_ratio), difference.clamp(min=-max_token_log_ratio)
+        )
         difference = torch.where(advantages == 0, difference, cut)
     ids = segments(inputs, level)
     pool = segment_means if reduce == "geometric" else segment_sums

@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.config.document import read
+from roll.config.renamed import rename_config, rename_metric
 from roll.errors import RunDirectoryError, UserError
 from roll.tracking import RunDirectory, Summary, look_at_metrics
 from roll.tracking.reading.files import Inside, from_json
@@ -83,7 +84,7 @@ def _opened(path: str) -> _Compared:
     inside = Inside(run.path)
     try:
         inside.open(run.config_path.name).close()
-        settings = flattened(read(run.config_path).tree)
+        settings = flattened(rename_config(read(run.config_path).tree))
         lines = look_at_metrics(run.metrics_path)
         summary_there = os.path.lexists(run.summary_path)
         written = from_json(inside.read(run.summary_path.name, limit=_LARGEST_SUMMARY)) if summary_there else {}
@@ -175,7 +176,8 @@ def _metrics(runs: Sequence[_Compared], patterns: Sequence[str]) -> dict[str, li
     chosen = [
         name
         for name in sorted(names)
-        if name != "step" and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns or USUAL)
+        if name != "step"
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in map(rename_metric, patterns or USUAL))
     ]
     if patterns and not chosen:
         known = ", ".join(sorted({name.partition("/")[0] + "/*" for name in names if "/" in name}))

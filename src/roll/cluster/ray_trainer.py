@@ -127,14 +127,14 @@ class RayTrainerGroup(TrainerGroup):
             raise WorkerDiedError(f"the trainer's ranks no longer work together, since one failed: {self._lost}")
         return await self._answers(calls(), LONGEST_BEHIND_S)
 
-    async def _answers(self, calls: Iterable[Any], patience_s: float) -> list[Any]:
+    async def _answers(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
         """Await the answers of all ranks. If several fail, a death is raised first, because it explains the others."""
         waiting = [asyncio.ensure_future(self._answer(rank, call)) for rank, call in enumerate(calls)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
             failures = [error for each in waiting if each in done and (error := each.exception())]
             if failures:
-                done, behind = await asyncio.wait(waiting, timeout=patience_s)
+                done, behind = await asyncio.wait(waiting, timeout=reconnect_timeout_s)
                 failures += [error for each in waiting if each in done and (error := each.exception())]
                 worst = next((error for error in failures if isinstance(error, WorkerDiedError)), failures[0])
                 if behind:

@@ -81,13 +81,14 @@ class AgentConfig(Section):
     tool_format: Literal["auto", "hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"] = option(
         "auto", "How the model writes calls of tools; `auto` goes by its chat template."
     )
-    demands: Literal["refuse", "tell"] = option(
-        "tell",
-        "What becomes of a request that demands a form of its answer (`tool_choice: required` or one function, "
-        "`response_format`): the model is told of it in words, or the request is refused with what to do. Nothing "
-        "enforces it, since what is trained must be the policy's own distribution.",
+    format_constraints: Literal["reject", "prompt"] = option(
+        "prompt",
+        "Handling of requests that constrain the answer's format (`tool_choice: required` or one function, "
+        "`response_format`). `prompt`: the constraint is appended to the last message as text. `reject`: the request "
+        "is rejected. Decoding is never constrained, since the trained tokens must come from the policy's own "
+        "distribution.",
     )
-    when_it_fails: Literal["reissue", "score"] = option(
+    on_failure: Literal["reissue", "score"] = option(
         "reissue",
         "What an agent's exception, exit code or time-out means: `reissue` counts it as a failure of ours, `score` "
         "scores the rollout as it stands. After its budget was used up, or an answer that was cut off at "

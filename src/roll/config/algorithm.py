@@ -189,7 +189,7 @@ class AlgorithmConfig(Section):
             "ratio.level": (off_policy, "gate.type log_prob has no ratio"),
             "ratio.against": (off_policy, "gate.type log_prob has no ratio"),
             "ratio.reduce": (pooled, "ratio.level is token: set it to chunk or sequence"),
-            "ratio.token_limit": (pooled, "ratio.level is token: set it to sequence"),
+            "ratio.max_token_log_ratio": (pooled, "ratio.level is token: set it to sequence"),
         }
         preset, default = expand({"type": self.type}), AlgorithmConfig.model_fields
         for key, (used, reason) in needed.items():

@@ -96,7 +96,7 @@ class RatioConfig(Section):
         "update alone. `behavior`: the policy version that sampled each token, as the trainer computes it: staleness "
         "too (keeps snapshots, see `correction.snapshots`). `rollout`: the engine's: staleness and mismatch too.",
     )
-    token_limit: float | None = option(
+    max_token_log_ratio: float | None = option(
         None,
         "Before a sequence's mean is taken, a token's log-ratio may move the objective up by at most this (GMPO).",
         gt=0,

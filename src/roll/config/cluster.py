@@ -92,9 +92,9 @@ class ClusterConfig(Section):
         None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
-    hand_over: Literal["auto"] | bool = option(
+    offload_colocated: Literal["auto"] | bool = option(
         "auto",
-        "Whether engines and the trainers on their devices hand memory over to each other: engines sleep while "
-        "trainers compute, and trainers' states are in main memory while engines answer. `auto` does so on "
-        "accelerators, where the run is synchronous.",
+        "Whether engines and trainers on the same devices take turns in device memory: engines sleep while trainers "
+        "compute, and trainers' states are offloaded to host memory while engines generate. `auto`: only on "
+        "accelerators, in synchronous runs.",
     )

@@ -136,10 +136,11 @@ class DistillationConfig(Section):
 class OfflineDistillationConfig(Section):
     """How the student learns from its teacher, on given texts."""
 
-    place: Literal["kept", "loss"] = option(
-        "kept",
-        "`kept`: the teacher is asked once, before the first step, for its likeliest tokens, which are kept on disk; "
-        "all others count as one. `loss`: the student's own trainer holds it, and compares whole distributions.",
+    place: Literal["precomputed", "loss"] = option(
+        "precomputed",
+        "`precomputed`: before the first step, the teacher's top-k log-probs are computed and stored on disk; all "
+        "other tokens count as one. `loss`: the student's trainer holds the teacher, and the divergence is over the "
+        "whole vocabulary.",
     )
     divergence: DivergenceName = option(
         "forward",
@@ -153,15 +154,16 @@ class OfflineDistillationConfig(Section):
     weight: float = option(
         1.0, "What the teacher counts; the rest to 1 is for the likelihood of the given answers (Hinton).", gt=0, le=1
     )
-    num_top: int = option(
+    top_k: int = option(
         32,
-        "With `place` kept: how many of the teacher's likeliest tokens are kept; 8 or more, since 1 or 2 saturate in "
-        "float32.",
+        "With `place` precomputed: number of the teacher's top-k tokens per position. Use 8 or more: with 1 or 2, "
+        "float32 saturates.",
         ge=1,
     )
     directory: str | None = path_option(
         None,
-        "With `place` kept: where they are kept, for several runs to share; by default `teacher` in the run directory.",
+        "With `place` precomputed: directory of the log-probs, which several runs can share; by default `teacher` in "
+        "the run directory.",
         min_length=1,
     )
     aggregation: Literal["token_mean", "sequence_mean"] = option(
@@ -170,18 +172,18 @@ class OfflineDistillationConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> OfflineDistillationConfig:
-        if self.place == "kept" and self.divergence != "forward":
+        if self.place == "precomputed" and self.divergence != "forward":
             raise ValueError(
-                f"divergence {self.divergence} needs whole distributions, but place is kept, which has the teacher's "
-                "likeliest tokens alone: set place to loss, or divergence to forward"
+                f"divergence {self.divergence} needs whole distributions, but place is precomputed, which has only "
+                "the teacher's top-k tokens: set place to loss, or divergence to forward"
             )
-        if self.place == "kept" and self.temperature != 1.0:
+        if self.place == "precomputed" and self.temperature != 1.0:
             raise ValueError(
-                f"temperature {self.temperature:g} is of whole distributions, but place is kept, which has the "
-                "teacher's likeliest tokens alone: set place to loss, or temperature to 1"
+                f"temperature {self.temperature:g} is of whole distributions, but place is precomputed, which has "
+                "only the teacher's top-k tokens: set place to loss, or temperature to 1"
             )
         if self.place == "loss" and self.directory is not None:
-            raise ValueError("with place loss nothing is kept: remove directory, or set place to kept")
+            raise ValueError("directory is used only with place precomputed: remove it, or set place to precomputed")
         return self
 
     @property
@@ -192,5 +194,5 @@ class OfflineDistillationConfig(Section):
     @property
     def method(self) -> str:
         """The objective in a few words."""
-        over = f" over {self.num_top} kept tokens" if self.place == "kept" else ""
+        over = f" over the top {self.top_k} tokens" if self.place == "precomputed" else ""
         return f"{self.divergence} divergence{over}"

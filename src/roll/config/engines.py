@@ -224,9 +224,9 @@ class EngineNeed:
     capability: str
     """A field of `EngineCapabilities`."""
     reason: str
-    """The key and value that need the capability, such as `cluster.hand_over true`."""
+    """The key and value that need the capability, such as `cluster.offload_colocated true`."""
     instead: str = ""
-    """An alternative, such as `set cluster.hand_over to auto`; empty if only another engine helps."""
+    """An alternative, such as `set cluster.offload_colocated to auto`; empty if only another engine helps."""
 
 
 LOGPROBS = EngineNeed(capability="returns_logprobs", reason="a policy that learns from its own rollouts")

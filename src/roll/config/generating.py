@@ -48,10 +48,10 @@ class GeneratingConfig(RunConfig):
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
         ahead = self.rollout.scheduling.async_ratio
-        if self.cluster.hand_over is True and ahead > 0:
+        if self.cluster.offload_colocated is True and ahead > 0:
             raise ValueError(
-                f"cluster.hand_over is true, but with rollout.scheduling.async_ratio {ahead:g} engines answer while "
-                "trainers compute: set the one to auto, or the other to 0"
+                f"cluster.offload_colocated is true, but with rollout.scheduling.async_ratio {ahead:g} engines "
+                "generate while trainers compute: set cluster.offload_colocated to auto, or async_ratio to 0"
             )
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
@@ -99,7 +99,11 @@ class GeneratingConfig(RunConfig):
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
         asked = {
             "updates_weights": (True, "a policy that is trained", ""),
-            "can_sleep": (self.cluster.hand_over is True, "cluster.hand_over true", "set cluster.hand_over to auto"),
+            "can_sleep": (
+                self.cluster.offload_colocated is True,
+                "cluster.offload_colocated true",
+                "set cluster.offload_colocated to auto",
+            ),
             "tensor_parallel": (
                 inference.tensor_parallel > 1,
                 f"inference.tensor_parallel {inference.tensor_parallel}",

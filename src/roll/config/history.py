@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.document import dump, parse, read
+from roll.config.renamed import rename_config, rename_setting
 from roll.errors import ConfigError, DataError, RunDirectoryError
 from roll.records import checked
 
@@ -37,6 +38,7 @@ __all__ = [
     "edits",
     "either_way",
     "first_recorded",
+    "read_config",
     "read_history",
     "read_origin",
     "value_at",
@@ -67,6 +69,15 @@ class Entry:
 _MISSING: Any = object()
 
 
+def read_config(run: Path) -> dict[str, Any]:
+    """Read the configuration that a run directory holds, with current names.
+
+    Raises:
+        ConfigError: `config.yaml` cannot be read.
+    """
+    return rename_config(read(run / CONFIG).tree)
+
+
 def read_history(run: Path) -> list[Entry]:
     """Read the changes that a run directory holds, oldest first.
 
@@ -81,12 +92,20 @@ def read_history(run: Path) -> list[Entry]:
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise RunDirectoryError(f"'{path}' cannot be read: {error}") from None
     try:
-        return [checked(Entry, entry, "a change") for entry in (entries if isinstance(entries, list) else [entries])]
+        found = [checked(Entry, entry, "a change") for entry in (entries if isinstance(entries, list) else [entries])]
     except DataError as error:
         raise RunDirectoryError(
             f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it, and "
             f"'{CONFIG}' counts for all steps."
         ) from None
+    return [
+        replace(entry, changed=dict(_rename_change(*change) for change in entry.changed.items())) for entry in found
+    ]
+
+
+def _rename_change(key: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the change of one setting with current names."""
+    return rename_setting(key, None)[0], {name: rename_setting(key, value)[1] for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +131,7 @@ def read_origin(run: Path) -> Origin | None:
         tree, _ = parse(path.read_text(encoding="utf-8"), str(path))
         match tree:
             case {"directory": str(directory), "config": dict(config)}:
-                return Origin(directory=directory, config=config)
+                return Origin(directory=directory, config=rename_config(config))
         problem = "it has no directory and configuration"
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         problem = str(error)
@@ -130,7 +149,7 @@ def edits(run: Path) -> list[tuple[str, Any, Any]]:
         RunDirectoryError: the record of what ROLL wrote cannot be read.
     """
     origin = read_origin(run)
-    return [] if origin is None else list(differences(origin.config, read(run / CONFIG).tree, ""))
+    return [] if origin is None else list(differences(origin.config, read_config(run), ""))
 
 
 def as_override(key: str, value: Any) -> str:
@@ -192,7 +211,7 @@ def either_way(before: Sequence[Entry], after: Sequence[Entry], step: int) -> li
 
 def first_recorded(run: Path) -> dict[str, Any]:
     """Return the configuration with which the run first recorded its rollouts; the current one if it never did."""
-    current, history = read(run / CONFIG).tree, read_history(run)
+    current, history = read_config(run), read_history(run)
     for step in (0, *(entry.from_step for entry in history)):
         tree = config_at(current, history, step)
         if value_at(tree, "tracking.record_rollouts"):

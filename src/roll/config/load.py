@@ -19,6 +19,7 @@ from roll.config.history import CONFIG, as_override, read_origin
 from roll.config.overrides import apply_overrides
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.problems import at, describe, message, show
+from roll.config.renamed import rename_config
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
 from roll.registry import nearest
@@ -95,7 +96,7 @@ def plain_tree(source: ConfigSource) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or the source is not a configuration.
     """
-    return dict(_document(source).tree)
+    return rename_config(_document(source).tree)
 
 
 def _plain(value: Any, path: KeyPath = ()) -> Any:

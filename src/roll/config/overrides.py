@@ -11,6 +11,7 @@ from roll.config.base import Section
 from roll.config.document import Document, KeyPath, check_text, dotted, parse
 from roll.config.keys import Shape, child, shape_of, template
 from roll.config.problems import show, unknown_key
+from roll.config.renamed import rename_path, rename_tree, warn_renamed
 from roll.config.rewards import as_reward_list
 from roll.errors import ConfigError
 
@@ -27,19 +28,31 @@ _SHORTHANDS: dict[tuple[str, ...], Callable[[Any], Any]] = {
 def apply_overrides(
     document: Document, overrides: Sequence[str] | Mapping[str, Any], model: type[Section]
 ) -> tuple[Document, list[str]]:
-    """Apply overrides to a document, and return it with one line for each override that cannot be applied."""
+    """Apply overrides to a document, and return it with one line for each problem.
+
+    Former names in either are replaced, with one warning; a problem is an override that cannot be applied, or a key
+    that has its former and its current name.
+    """
+    # the document first: an override replaces a value, whichever of its names either of them uses
+    document, renames = rename_tree(document)
+    notes, lines = renames.notes, renames.problems
     result = replace(document, tree=copy.deepcopy(document.tree), origins=dict(document.origins))
-    lines: list[str] = []
     pairs = overrides.items() if isinstance(overrides, Mapping) else [(None, text) for text in overrides]
+    written: dict[KeyPath, KeyPath] = {}
     for key, value in pairs:
         try:
-            _apply(result, model, key, value)
+            _apply(result, model, key, value, written)
         except ConfigError as error:
             lines.append(str(error))
-    return result, lines
+    notes += [f"{dotted(path)} -> {dotted(new)}" for new, path in written.items() if new != path]
+    result, renames = rename_tree(result)  # names in the values of overrides, such as training={...}
+    warn_renamed(document.name, [*notes, *renames.notes])
+    return result, [*lines, *renames.problems]
 
 
-def _apply(document: Document, model: type[Section], key: str | None, value: Any) -> None:
+def _apply(
+    document: Document, model: type[Section], key: str | None, value: Any, written: dict[KeyPath, KeyPath]
+) -> None:
     origin = f"override '{key}'"
     text = None
     if key is None:
@@ -51,6 +64,10 @@ def _apply(document: Document, model: type[Section], key: str | None, value: Any
     path: KeyPath = tuple(int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split("."))
     if not key or "" in path:
         raise ConfigError(f"{origin} has no valid key: write key=value, such as training.num_steps=40.")
+    given, path = path, rename_path(path)
+    before = written.setdefault(path, given)
+    if before != given:
+        raise ConfigError(f"{origin}: '{dotted(before)}' and '{dotted(given)}' are two names of one key: give one.")
     # the replaced value and the keys inside it have other origins
     for inner in [known for known in document.origins if known[: len(path)] == path]:
         del document.origins[inner]

@@ -68,17 +68,17 @@ class ParallelConfig(Section):
     @property
     def num_ranks(self) -> int:
         """The number of a trainer's ranks must be a multiple of this."""
-        return self.pp * self.dp_replicate * math.lcm(self.row_ranks, self.ep)
+        return self.pp * self.dp_replicate * math.lcm(self.ranks_per_micro_batch, self.ep)
 
     @property
-    def row_ranks(self) -> int:
+    def ranks_per_micro_batch(self) -> int:
         """Number of ranks that process one micro-batch together."""
         return self.cp * self.tp
 
     @property
     def share_ranks(self) -> int:
         """Number of ranks that process the same samples; a batch is split into (number of ranks / this) shares."""
-        return self.pp * self.row_ranks
+        return self.pp * self.ranks_per_micro_batch
 
     def in_flight(self, micro_batches: int) -> float:
         """Return the most activations that the first stage holds during a step; other stages hold fewer.

@@ -170,8 +170,8 @@ def pass_bytes(
     A step has `micro_batches` micro-batches of `num_tokens` tokens each.
     """
     element, learns = element_bytes(model.dtype), model.lora is None
-    own = num_tokens // training.parallel.row_ranks
-    mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
+    own = num_tokens // training.parallel.ranks_per_micro_batch
+    mlp_slice = min(training.tiled_mlp_tokens / max(own, 1), 1.0) if training.tiled_mlp_tokens else None
     kept, passing = activation_bytes_per_token(
         sizes,
         element,

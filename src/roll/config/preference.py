@@ -217,10 +217,11 @@ class PreferenceLossSection(Section):
 class PreferenceSection(PreferenceLossSection):
     """The preference loss, and the reference with which answers are compared."""
 
-    reference: Literal["kept", "adapters"] = option(
-        "kept",
-        "What says the reference's log-probs. `kept`: a model, once for each example, before the first step; the run "
-        "directory keeps them. `adapters`: in every step the policy without its LoRA adapters; nothing is kept.",
+    reference: Literal["precomputed", "adapters"] = option(
+        "precomputed",
+        "Source of the reference's log-probs. `precomputed`: a model computes them once for each example, before the "
+        "first step, and they are stored in the run directory. `adapters`: every step computes them with the policy "
+        "without its LoRA adapters.",
     )
     reference_model: str | None = path_option(
         None, "The reference, where it is not the model that training begins with.", min_length=1

@@ -64,10 +64,10 @@ class RunConfig(Section):
                     f"cluster.device_mapping.{name} names devices {devices} for {role.count} {what}, but cluster.type "
                     "local runs it on device 0 alone: set cluster.type=ray, or leave it out"
                 )
-        if self.cluster.hand_over is True and not self.trainers_beside("actor_infer"):
+        if self.cluster.offload_colocated is True and not self.trainers_beside("actor_infer"):
             raise ValueError(
-                "cluster.hand_over is true, but no trainer shares a device with engines: set it to auto, or give them "
-                "devices in common (cluster.device_mapping)"
+                "cluster.offload_colocated is true, but no trainer shares a device with engines: set it to auto, or "
+                "map a trainer and engines to the same devices (cluster.device_mapping)"
             )
         return self
 

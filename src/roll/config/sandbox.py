@@ -58,7 +58,7 @@ class SandboxConfig(Section):
     ca_file: str | None = path_option(
         None, "Certificates, in PEM, that the service's is checked with; by default the system's.", min_length=1
     )
-    patience_s: float = option(
+    reconnect_timeout_s: float = option(
         60.0,
         "How long a service may be away, or the owner of the token have too much of it, before programs count as lost.",
         unit="s",

@@ -72,13 +72,13 @@ class SchedulingConfig(Section):
     replicate_prompts: bool = option(
         True, "Spread the rollouts of a prompt over the engines; `false` keeps a prompt's rollouts on one engine."
     )
-    stop_doomed_groups: bool = option(
+    early_stop_groups: bool = option(
         True,
         "Stop a group as soon as no outcome of its running rollouts could let it pass the filters; needs "
         "`reward_range`.",
     )
     reward_range: Annotated[tuple[float, float], Strict(False)] | None = option(
-        None, "Lowest and highest possible reward of a rollout, for `stop_doomed_groups`.", examples=[[0.0, 1.0]]
+        None, "Lowest and highest possible reward of a rollout, for `early_stop_groups`.", examples=[[0.0, 1.0]]
     )
     domain_quotas: bool = option(
         False,
@@ -138,7 +138,7 @@ class SchedulingConfig(Section):
     def chooses(self) -> bool:
         """Whether some launched rollouts are not trained, depending on when they finished or on their reward so far."""
         redundant = self.num_prompts(1000) > 1000 or self.num_rollouts(1000) > 1000
-        return redundant or self.stale_policy == "drop" or (self.stop_doomed_groups and self.reward_range is not None)
+        return redundant or self.stale_policy == "drop" or (self.early_stop_groups and self.reward_range is not None)
 
     def num_prompts(self, wanted: int) -> int:
         """Return the number of prompts to launch for a step that trains `wanted` prompts."""

@@ -148,9 +148,9 @@ class PaperConfig(Section):
     """A published figure that a workload should reproduce."""
 
     source: str = option(..., "Where it was published.")
-    ratio: float = option(..., "Time of `over` by time of `of`.", gt=0)
-    of: str = option(..., "The variant that is faster.")
-    over: str = option(..., "The variant that it was compared with.")
+    ratio: float = option(..., "Step time of `baseline` divided by step time of `variant`.", gt=0)
+    variant: str = option(..., "The variant that is faster.")
+    baseline: str = option(..., "The variant that it was compared with.")
     missing: str = option("", "Constants that the source does not give, and that this file had to choose.")
     read: bool = option(True, "Whether the source itself was read; if not, what is known of it comes from notes.")
 
@@ -220,7 +220,7 @@ class SimulationConfig(Section):
             if failure.engine >= num_engines:
                 raise ValueError(f"failures name engine {failure.engine}, but there are {num_engines}, from 0")
         for figure in self.paper:
-            for variant in (figure.of, figure.over):
+            for variant in (figure.variant, figure.baseline):
                 if variant not in self.variants:
                     raise ValueError(f"paper names the variant '{variant}', which variants does not have")
         return self

@@ -152,7 +152,7 @@ class ToolCallsConfig(Section):
         "How calls are written, and explained to the model. `template`: as the model's own chat template has it, which "
         "must show tools. `auto`: explained as `xml`, and any form is read.",
     )
-    reads_reasoning: bool = option(
+    parse_reasoning: bool = option(
         False, "Whether calls inside of the model's reasoning (`<think>…</think>`, …) count; else only those behind it."
     )
     max_uses: int = option(10, "Calls of one episode, malformed ones included; then replies are answers.", ge=1)
@@ -171,7 +171,7 @@ def tool_arguments(tools: Sequence[ToolConfig], calls: ToolCallsConfig) -> dict[
     return {
         "tools": [tool.entry for tool in tools],
         "form": calls.form,
-        **({"reads_reasoning": True} if calls.reads_reasoning else {}),
+        **({"parse_reasoning": True} if calls.parse_reasoning else {}),
         "max_tool_uses": calls.max_uses,
         "rewards": calls.rewards.model_dump(),
         "explain": calls.explain,

@@ -106,7 +106,7 @@ class TrainingConfig(Section):
         "a third faster at best, less exact. Takes an H100 or the like; on a CPU it runs, slower. The back-end "
         "`torch`.",
     )
-    mlp_slice_tokens: int | None = option(
+    tiled_mlp_tokens: int | None = option(
         None,
         "Compute MLPs over so many tokens at a time, and again in the backward pass: of a layer's MLP only the input "
         "is kept. For long texts, also beside activation_checkpointing.",
@@ -123,11 +123,11 @@ class TrainingConfig(Section):
         "Keep what a forward pass saves for its backward pass in main memory. Cheapest beside "
         "activation_checkpointing: then only the inputs of layers travel. The back-end `torch`.",
     )
-    close_heap: bool | None = option(
+    malloc_trim: bool | None = option(
         None,
         "On a CPU, give back what lies free between tensors as soon as it is more than an eighth of what is alive; "
         "without it, as much again as a pass keeps may lie free. Costs up to a seventh of a step. By default where "
-        "another setting takes less memory (activation_checkpointing, mlp_slice_tokens, adamw_8bit, nf4), and where "
+        "another setting takes less memory (activation_checkpointing, tiled_mlp_tokens, adamw_8bit, nf4), and where "
         "several ranks train.",
     )
     router_replay: Literal["none", "old", "engine"] = option(
@@ -212,8 +212,8 @@ class TrainingConfig(Section):
 
 def closes_heap(model: ModelConfig, training: TrainingConfig, num_ranks: int) -> bool:
     """Return whether a trainer with `num_ranks` ranks on a CPU returns free heap memory to the system."""
-    if training.close_heap is not None or training.backend != "torch":
-        return bool(training.close_heap) and training.backend == "torch"
+    if training.malloc_trim is not None or training.backend != "torch":
+        return bool(training.malloc_trim) and training.backend == "torch"
     in_4_bits = model.lora is not None and model.lora.base == "nf4"
-    smaller = training.activation_checkpointing or training.mlp_slice_tokens is not None
+    smaller = training.activation_checkpointing or training.tiled_mlp_tokens is not None
     return smaller or in_4_bits or training.optimizer == "adamw_8bit" or num_ranks > 1

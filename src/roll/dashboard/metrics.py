@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from roll.config.renamed import rename_metrics
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import Inside, Tail, from_json
 
@@ -110,7 +111,7 @@ class Metrics:
         spent = _number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
         if 0 < spent < _LONGEST_STEP_S and not (self.beside and kind == "eval"):
             self._elapsed_s += spent
-        self.tables[kind].add(step, self._elapsed_s, row)
+        self.tables[kind].add(step, self._elapsed_s, rename_metrics(row))
 
     def version_before(self, step: int) -> float:
         """Return the trainer's policy version when step `step` began; NaN if it is unknown."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from roll.config.document import dotted, parse
 from roll.config.history import CONFIG, HISTORY
+from roll.config.renamed import rename_config, rename_setting
 from roll.errors import ConfigError, RunDirectoryError
 from roll.tracking.reading.files import Inside, Stamp
 
@@ -41,10 +42,11 @@ class Settings:
             tree = _plain(self.text, CONFIG)
             if not isinstance(tree, dict):
                 raise RunDirectoryError(f"'{CONFIG}' holds no keys and values.")
+            tree = rename_config(tree)
             _flatten(tree, (), self.values)
             if stamps[1] is not None:
                 history = _plain(self._inside.read(HISTORY, limit=_LARGEST).decode("utf-8", "replace"), HISTORY)
-                self.history = history if isinstance(history, list) else []
+                self.history = [_renamed(entry) for entry in history] if isinstance(history, list) else []
         except RunDirectoryError as error:
             self.problem = str(error)
 
@@ -56,6 +58,14 @@ class Settings:
     def number_of(self, key: str) -> float | None:
         """Return the value of `key` if it is a finite number."""
         return usual_number(self.values.get(key))
+
+
+def _renamed(entry: Any) -> Any:
+    """Return an entry of the history with current names of its settings."""
+    changed = entry.get("changed") if isinstance(entry, dict) else None
+    if not isinstance(changed, dict):
+        return entry
+    return {**entry, "changed": {rename_setting(str(key), None)[0]: values for key, values in changed.items()}}
 
 
 def usual_number(value: Any) -> float | None:

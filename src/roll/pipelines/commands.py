@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.callbacks import Callbacks
-from roll.config.document import read
-from roll.config.history import as_override, differences, edits, read_origin, value_at
+from roll.config.history import as_override, differences, edits, read_config, read_origin, value_at
 from roll.config.load import resolved
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, InfraError, UserError
@@ -89,7 +88,7 @@ def resume(
 def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
     """Return the changes of a configuration against that of the run, as overrides; the section `cluster` may differ."""
     origin, now = read_origin(run.path), resolved(config)
-    before = read(run.config_path).tree if origin is None else origin.config
+    before = read_config(run.path) if origin is None else origin.config
     changed = (key for key, _, _ in differences(before, now, ""))
     return [as_override(key, value_at(now, key)) for key in changed if not key.startswith("cluster.")]
 

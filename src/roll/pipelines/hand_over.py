@@ -35,7 +35,7 @@ def hands_over(config: GeneratingConfig, *, accelerated: bool) -> bool:
     Raises:
         ConfigError: The configured engine is unknown.
     """
-    asked = config.cluster.hand_over
+    asked = config.cluster.offload_colocated
     if asked != "auto":
         return asked
     can, ahead = engine_capabilities(config.inference.engine).can_sleep, config.rollout.scheduling.async_ratio > 0

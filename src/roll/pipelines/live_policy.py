@@ -79,7 +79,7 @@ class LivePolicy:
     async def hand_to_trainers(self) -> None:
         """Give the shared devices to trainers; the engines sleep until the next `sync`."""
         if self.devices is not None and self.devices.phase == "generation":
-            with self.run.spans.phase("hand_over"):
+            with self.run.spans.phase("offload"):
                 await self.devices.to_training()
 
     async def wake(self) -> None:
@@ -100,7 +100,7 @@ class LivePolicy:
             else:
                 await asyncio.wait({self.evaluation}, timeout=LOOK_S)
         if self.devices is not None and self.devices.phase == "training":
-            with self.run.spans.phase("hand_over"):
+            with self.run.spans.phase("offload"):
                 await self.devices.to_generation()
         still = self.controller.updating() if self.controller else nullcontext()
         with self.run.spans.phase("sync"):

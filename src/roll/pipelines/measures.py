@@ -154,7 +154,7 @@ def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
         return metrics
     metrics |= _accuracy(scored, "eval/") | {
         "eval/score": score(scored),
-        "eval/judged_share": len(_verdicts(scored)) / len(scored),
+        "eval/verified_share": len(_verdicts(scored)) / len(scored),
         "eval/reward": _mean(_rewards(scored)),
         "eval/timeouts": float(failures.timed_out),
         "eval/length_mean": _mean([len(r.token_ids) for r in scored]),

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.config.document import dump, read
-from roll.config.history import CONFIG, config_at, read_history, value_at
+from roll.config.document import dump
+from roll.config.history import config_at, read_config, read_history, value_at
 from roll.errors import UserError
 from roll.models.catalogue import CATALOGUE
 from roll.pipelines.checkpoint_files import read_checkpoint
@@ -86,7 +86,7 @@ def _config(checkpoint: Path, step: int) -> dict[str, Any]:
     """Return the configuration with which the checkpoint's step was trained."""
     run = checkpoint.resolve().parent.parent
     try:
-        return config_at(read(run / CONFIG).tree, read_history(run), step)
+        return config_at(read_config(run), read_history(run), step)
     except UserError:  # a checkpoint outside of its run directory
         return {}
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from roll.config.renamed import rename_alarms
 from roll.errors import CheckpointVersionError
 from roll.version import DISTRIBUTION, __version__
 
@@ -78,6 +79,8 @@ class RunState:
         if found == 4 and "accuracies" in value:
             value = {**value, "scores": value["accuracies"]}
         value = {"unchanging": {}, **value}  # absent in files of older versions
+        if isinstance(value.get("alarms"), dict):
+            value = {**value, "alarms": rename_alarms(value["alarms"])}
         lacks = [each.name for each in fields(cls) if each.name not in value]
         if lacks:
             raise CheckpointVersionError(

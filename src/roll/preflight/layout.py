@@ -199,7 +199,7 @@ def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
     each = (
         parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp
     )  # enough to reach the in-flight maximum of full rounds
-    count = each * spec.world_size // (parallel.pp * parallel.row_ranks)
+    count = each * spec.world_size // (parallel.pp * parallel.ranks_per_micro_batch)
     samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
     try:
         found = dry_run(spec, TrainingBatch(samples=samples) if with_step else None, Needs())

@@ -56,14 +56,14 @@ class Census:
         if not self.counted:
             return {}
         return {
-            "choice/reward_counted": _mean(reward for reward, _ in self.counted),
-            "choice/reward_finished": _mean(reward for reward, _ in finished),
-            "choice/length_counted": _mean(length for _, length in self.counted),
-            "choice/length_finished": _mean(length for _, length in finished),
-            "choice/reward_launched": _mean(reward for reward, _ in self.launched),
-            "choice/length_launched": _mean(length for _, length in self.launched),
-            "choice/unused_share": len(self.unused) / launched,
-            "choice/stopped_share": self.num_stopped / launched,
+            "selection/reward_counted": _mean(reward for reward, _ in self.counted),
+            "selection/reward_finished": _mean(reward for reward, _ in finished),
+            "selection/length_counted": _mean(length for _, length in self.counted),
+            "selection/length_finished": _mean(length for _, length in finished),
+            "selection/reward_launched": _mean(reward for reward, _ in self.launched),
+            "selection/length_launched": _mean(length for _, length in self.launched),
+            "selection/unused_share": len(self.unused) / launched,
+            "selection/stopped_share": self.num_stopped / launched,
         }
 
 

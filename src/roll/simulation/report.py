@@ -72,7 +72,7 @@ class Results:
 
     def reproduces(self, figure: PaperConfig) -> bool:
         """Return whether the simulated ratio is within 15 % of the published one."""
-        return abs(self.ratio(figure.over, figure.of).mean / figure.ratio - 1) <= TOLERANCE
+        return abs(self.ratio(figure.baseline, figure.variant).mean / figure.ratio - 1) <= TOLERANCE
 
 
 def study(
@@ -156,11 +156,12 @@ def render(results: Results) -> str:
 def _paper_lines(results: Results) -> list[str]:
     lines = [""] if results.config.paper else []
     for figure in results.config.paper:
-        if figure.of not in results.runs or figure.over not in results.runs:
+        if figure.variant not in results.runs or figure.baseline not in results.runs:
             continue
         verdict = "reproduced" if results.reproduces(figure) else "not reproduced"
         lines.append(
-            f"{figure.over} / {figure.of}: {results.ratio(figure.over, figure.of)}, published {figure.ratio:g} "
+            f"{figure.baseline} / {figure.variant}: {results.ratio(figure.baseline, figure.variant)}, "
+            f"published {figure.ratio:g} "
             f"({figure.source}): {verdict}"
         )
         if figure.missing:
@@ -203,9 +204,12 @@ def _as_data(results: Results) -> dict[str, Any]:
         },
         "paper": [
             json.loads(figure.model_dump_json())
-            | {"simulated": asdict(results.ratio(figure.over, figure.of)), "reproduced": results.reproduces(figure)}
+            | {
+                "simulated": asdict(results.ratio(figure.baseline, figure.variant)),
+                "reproduced": results.reproduces(figure),
+            }
             for figure in results.config.paper
-            if figure.of in results.runs and figure.over in results.runs
+            if figure.variant in results.runs and figure.baseline in results.runs
         ],
     }
 

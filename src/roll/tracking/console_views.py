@@ -87,7 +87,7 @@ class EvaluationView:
         accuracy, score, loss = (metrics.get(f"eval/{name}") for name in ("accuracy", "score", "loss"))
         if accuracy is None and score is None and loss is not None:
             return cls(step=step, value=loss, measure="loss")
-        judged = metrics.get("eval/judged_share", 1.0)
+        judged = metrics.get("eval/verified_share", 1.0)
         if judged == 1.0 or score is None:
             return cls(step=step, value=accuracy, num=metrics.get("eval/accuracy_n"))
         return cls(step=step, value=score, measure="score" if judged else "mean reward")

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
+from roll.config.renamed import rename_metrics
 from roll.errors import RunDirectoryError
 from roll.tracking import atomic
 from roll.tracking.reading.files import Inside
@@ -155,4 +156,4 @@ def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
         row = json.loads(line)
         is_row = line.endswith(b"\n") and isinstance(row, dict)
         if is_row and type(row.get("step")) is int and isinstance(row.get("kind"), str):
-            yield row
+            yield rename_metrics(row)

@@ -116,10 +116,19 @@ class RunDirectory:
             RunDirectoryError: a file cannot be read or written.
         """
         from roll.config.document import dump, read
-        from roll.config.history import HISTORY, ORIGIN, continued, dump_entries, either_way, read_history, read_origin
+        from roll.config.history import (
+            HISTORY,
+            ORIGIN,
+            continued,
+            dump_entries,
+            either_way,
+            read_config,
+            read_history,
+            read_origin,
+        )
 
         on_disk, origin, before = read(self.config_path).tree, read_origin(self.path), read_history(self.path)
-        current = on_disk if origin is None else origin.config
+        current = read_config(self.path) if origin is None else origin.config
         history = continued(current, before, step, config, overrides)
         with writing(self.path):
             if config != current:

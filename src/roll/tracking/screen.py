@@ -27,7 +27,7 @@ _PHASE_COLOURS = {
     "reward": "red",
     "train": "magenta",
     "sync": "yellow",
-    "hand_over": "bright_yellow",
+    "offload": "bright_yellow",
     "evaluate": "green",
     "checkpoint": "blue",
     "reference": "bright_blue",

@@ -107,7 +107,7 @@ class Summary:
     """Number of answers in training that a verifier did not finish in time, and that got a reward of 0."""
     timeout_share: float | None = None
     reward_counted: float | None = None
-    """Mean reward of the trained rollouts, if the schedule selects among rollouts (`choice/…` of every step)."""
+    """Mean reward of the trained rollouts, if the schedule selects among rollouts (`selection/…` of every step)."""
     reward_launched: float | None = None
     """Mean reward of all rollouts launched for the same groups: an estimate, see `roll.rollout.census`."""
     length_counted: float | None = None
@@ -210,7 +210,7 @@ def summarise(
         infra_error_share=_mean(_column(steps, "rollout/infra_error_share")),
         timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
         timeout_share=_mean(_column(steps, "reward/timeout_share")),
-        **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
+        **{name: _mean(_column(steps, f"selection/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
         tracker_failures=tracker_failures,
         steps_asked=steps_asked,
         ending=ending,

@@ -71,8 +71,8 @@ class TorchBackend(TrainerRank):
             check_products(self.device)
         self.network = self._build()
         self.model = self.network.root
-        if spec.training.mlp_slice_tokens is not None:
-            slice_mlps(self.network, spec.training.mlp_slice_tokens)
+        if spec.training.tiled_mlp_tokens is not None:
+            slice_mlps(self.network, spec.training.tiled_mlp_tokens)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
         copies = self.network.cut.copies if self.network.cut is not None else ()

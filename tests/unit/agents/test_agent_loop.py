@@ -166,7 +166,7 @@ async def test_agent_loop_failures_are_scored_where_the_configuration_says_so(
     renderer: ChatRenderer, tmp_path: Path
 ) -> None:
     path = function(tmp_path, "await ask('a')\nraise KeyError('x')")
-    async with agents(function=path, when_it_fails="score") as loop:
+    async with agents(function=path, on_failure="score") as loop:
         rollout = await rollout_by(loop, Speaker(renderer, ["x"]))
     assert (rollout.text, rollout.finish_reason) == ("x", "length")
 
@@ -451,7 +451,7 @@ async def test_agent_loop_a_program_in_a_sandbox_reaches_the_model_and_nothing_e
         assert len(rollout.turns) == 2 and rollout.branches == ()
     outside = "import socket; socket.create_connection(('127.0.0.1', int(__import__('sys').argv[1])), 5)"
     async with agents(
-        command=["python3", "-c", outside, "9"], sandbox=True, limits={"time_s": 60.0}, when_it_fails="reissue"
+        command=["python3", "-c", outside, "9"], sandbox=True, limits={"time_s": 60.0}, on_failure="reissue"
     ) as loop:
         port = loop._server.base_url.rpartition(":")[2].removesuffix("/v1")
         loop._program._command = ["python3", "-c", outside, port]  # type: ignore[attr-defined]

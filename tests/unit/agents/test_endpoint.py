@@ -276,7 +276,7 @@ async def test_agent_endpoint_a_demand_that_nothing_enforces_is_refused_or_told_
     async with world(renderer, "Yes", "No") as here:
         status, said = await here.post(path, body)
         assert status == 400 and f"{field} cannot be enforced" in said["error"]["message"]
-        assert "rollout.agent.demands" in said["error"]["message"] and here.speaker.requests == []
+        assert "rollout.agent.format_constraints" in said["error"]["message"] and here.speaker.requests == []
         here.session.tells_demands = True
         status, _ = await here.post(path, body)
         assert status == 200 and words in renderer.spelt(here.speaker.requests[0].token_ids)

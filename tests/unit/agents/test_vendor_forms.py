@@ -334,7 +334,7 @@ async def test_agent_api_a_demand_that_is_told_in_words_is_noted_once(
     asked = [{"role": "user", "content": "a"}]
     with caplog.at_level(logging.WARNING):
         async with world(tiny_model, "b", "c") as here:
-            here.session.tells_demands = AgentConfig(command=["a"]).demands == "tell"
+            here.session.tells_demands = AgentConfig(command=["a"]).format_constraints == "prompt"
             for _ in range(2):
                 await here.post("/chat/completions", messages=asked, tool_choice="required")
             assert "Answer with a call of one of the functions." in here.seen()

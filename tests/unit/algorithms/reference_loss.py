@@ -55,7 +55,7 @@ class Loss:
     ratio: str = "token"
     reduce: str = "geometric"
     against: str = "old"
-    token_limit: float | None = None
+    max_token_log_ratio: float | None = None
     over: str = "answers"
     """`answers`: mean over each answer's tokens, then over answers. `tokens`: over all tokens. `longest`: sum over
     tokens by the longest possible answer, then mean over answers. `sums`: sum over tokens, mean over answers."""
@@ -133,10 +133,10 @@ def log_ratio(answer: Answer, t: int, loss: Loss, new: list[float]) -> float:
         if loss.ratio == "chunk" and answer.chunks[u] != answer.chunks[t]:
             continue
         difference = new[u] - base[u]
-        if loss.token_limit is not None and answer.advantages[u] > 0:
-            difference = min(difference, loss.token_limit)
-        if loss.token_limit is not None and answer.advantages[u] < 0:
-            difference = max(difference, -loss.token_limit)
+        if loss.max_token_log_ratio is not None and answer.advantages[u] > 0:
+            difference = min(difference, loss.max_token_log_ratio)
+        if loss.max_token_log_ratio is not None and answer.advantages[u] < 0:
+            difference = max(difference, -loss.max_token_log_ratio)
         total += limited(difference)
         count += 1
     return limited(total / count if loss.reduce == "geometric" else total)

@@ -192,7 +192,9 @@ METHODS: dict[str, Method] = {
     "gspo": Method(advantages=GRPO, loss=replace(GSPO, ratio="sequence")),
     "gspo_token": Method(advantages=GRPO, loss=replace(GSPO, ratio="sequence_token")),
     # 2507.20673
-    "gmpo": Method(advantages=GRPO, loss=replace(GSPO, objective=paper.ratio_alone, ratio="sequence", token_limit=0.4)),
+    "gmpo": Method(
+        advantages=GRPO, loss=replace(GSPO, objective=paper.ratio_alone, ratio="sequence", max_token_log_ratio=0.4)
+    ),
     # 2506.13585
     "cispo": Method(advantages=GRPO, loss=replace(TOKENS, objective=paper.weighted_log_prob(0.0, 3.0), **FROM_ENGINE)),
     # 2510.11345

@@ -96,7 +96,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("ratio.level", ""): (TWICE, "sequence"),
     ("ratio.reduce", ""): (SEQUENCE, "product"),
     ("ratio.against", ""): ({"correction.upper": None}, "rollout"),
-    ("ratio.token_limit", ""): (SEQUENCE, 0.05),
+    ("ratio.max_token_log_ratio", ""): (SEQUENCE, 0.05),
     ("gate.type", "min_clip"): (gate("soft"), "min_clip"),
     ("gate.low", "min_clip"): (gate("min_clip"), 0.05),
     ("gate.high", "min_clip"): (gate("min_clip"), 0.05),

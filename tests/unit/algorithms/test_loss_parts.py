@@ -79,7 +79,7 @@ def test_loss_ratio_levels_under_every_gate(name: str, level: Any, reduce: Any, 
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> None:
     loss = PolicyLoss(gate=gates.NoGate(), ratio_level=level, ratio_token_limit=0.1, **OFF)
-    reference = paper.Loss(objective=paper.ratio_alone, ratio=level, token_limit=0.1, correction=PAPER_OFF)
+    reference = paper.Loss(objective=paper.ratio_alone, ratio=level, max_token_log_ratio=0.1, correction=PAPER_OFF)
     both(loss, reference, (3, 1, 4, 2), seed)
 
 

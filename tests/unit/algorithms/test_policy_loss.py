@@ -109,7 +109,7 @@ def test_policy_loss_the_engines_mismatch_by_hand() -> None:
     assert metrics["mismatch/factor_squared"] == pytest.approx((6.25 + 1.0 + 0.25) / 3)
     assert loss(inputs).maxima["mismatch/factor"].item() == pytest.approx(2.5)
     assert metrics["mismatch/truncated"] == pytest.approx(1 / 3)
-    assert metrics["mismatch/left_out"] == pytest.approx(1 / 3)
+    assert metrics["mismatch/masked"] == pytest.approx(1 / 3)
     assert metrics["mismatch/kl"] == pytest.approx(sum(w - 1 - math.log(w) for w in (2.5, 1.0, 0.5)) / 3)
 
 

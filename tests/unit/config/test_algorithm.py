@@ -114,7 +114,7 @@ IMPOSSIBLE = {
     "states without groups": (["advantage.estimator=anchor_state", "advantage.mean=none"], "mean to group", "got none"),
     "two corrections": (["ratio.against=rollout"], "correct for them twice", "correction.upper to null"),
     "a product of one token": (["ratio.reduce=product"], "would change nothing", "chunk or sequence"),
-    "a limit before no mean": (["ratio.token_limit=0.4"], "would change nothing", "set it to sequence"),
+    "a limit before no mean": (["ratio.max_token_log_ratio=0.4"], "would change nothing", "set it to sequence"),
     "a level without a ratio": (["type=rloo", "ratio.level=sequence"], "log_prob has no ratio", "ratio.level"),
     "a refill without a filter": (
         ["filters.refill=true", "filters.skip_zero_variance=false"], "needs a filter", "skip_zero_variance: true",

@@ -416,10 +416,10 @@ def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_
     ("overrides", "is_closed"),
     [
         ([], False),
-        (["training.close_heap=true"], True),
+        (["training.malloc_trim=true"], True),
         (["training.activation_checkpointing=true"], True),
-        (["training.activation_checkpointing=true", "training.close_heap=false"], False),
-        (["training.mlp_slice_tokens=512"], True),
+        (["training.activation_checkpointing=true", "training.malloc_trim=false"], False),
+        (["training.tiled_mlp_tokens=512"], True),
         (["training.optimizer=adamw_8bit"], True),
         (["model.lora.rank=4"], False),
         (["model.lora.rank=4", "model.lora.base=nf4"], True),
@@ -629,7 +629,7 @@ def test_config_estimate_a_slice_of_more_tokens_than_there_are_is_all_of_them() 
     config = load_config(QUICKSTART, [])
 
     def passing(tokens: int) -> dict[str, int]:
-        training = config.training.model_copy(update={"mlp_slice_tokens": tokens})
+        training = config.training.model_copy(update={"tiled_mlp_tokens": tokens})
         return pass_bytes(config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True)
 
     assert passing(5000) == passing(1000)

@@ -381,7 +381,7 @@ def test_config_load_resume_with_another_pipeline_is_refused_in_one_line(tmp_pat
 
 def test_config_load_a_range_is_written_as_a_list():
     config = load_config(
-        QUICKSTART, ["rollout.scheduling.stop_doomed_groups=true", "rollout.scheduling.reward_range=[0, 1]"]
+        QUICKSTART, ["rollout.scheduling.early_stop_groups=true", "rollout.scheduling.reward_range=[0, 1]"]
     )
     assert config.rollout.scheduling.reward_range == (0.0, 1.0)
     assert load_config(resolved(config)).rollout.scheduling.reward_range == (0.0, 1.0)

@@ -22,7 +22,7 @@ def config(**changes: object) -> AgenticConfig:
             "model": "m",
             "training": {"num_steps": 1},
             "environments": [{"environment": "a"}, {"environment": "b", "weight": 3.0}],
-            "curriculum": {"num_episodes": 2, "least_share": 0.2},
+            "curriculum": {"num_episodes": 2, "min_share": 0.2},
             **changes,
         }
     )

@@ -115,7 +115,7 @@ def test_distill_offline_kept_tokens_of_several_teachers_give_the_loss_of_plain_
     tmp_path: Path, tiny_model: Path, teachers: list[Path], k: int, weight: float
 ) -> None:
     who = [{"model": str(teachers[1]), "domains": ["long"]}, str(teachers[0])]
-    settings = config(tmp_path, tiny_model, who, num_top=k, weight=weight, directory=str(tmp_path / "kept"))
+    settings = config(tmp_path, tiny_model, who, top_k=k, weight=weight, directory=str(tmp_path / "kept"))
     prepared = prepare(settings, "supervised")
     batch = everything(prepared)
     cluster = DoubleTeachers()
@@ -134,7 +134,7 @@ def test_distill_offline_kept_tokens_of_several_teachers_give_the_loss_of_plain_
 def test_distill_offline_the_whole_vocabulary_kept_is_the_exact_divergence(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
-    kept = config(tmp_path, tiny_model, str(teachers[0]), num_top=VOCAB_SIZE)
+    kept = config(tmp_path, tiny_model, str(teachers[0]), top_k=VOCAB_SIZE)
     exact = config(tmp_path, tiny_model, str(teachers[0]), place="loss")
     prepared = prepare(kept, "supervised")
     batch = everything(prepared)
@@ -154,29 +154,29 @@ def test_distill_offline_the_whole_vocabulary_kept_is_the_exact_divergence(
 def test_distill_offline_models_that_cannot_teach_are_refused_before_anything_starts(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"num_top is 300, but teacher\.model '.*' predicts 260 tokens: lower it"):
-        teachers_of(config(tmp_path, tiny_model, str(teachers[0]), num_top=300), tiny_model)
+    with pytest.raises(ConfigError, match=r"top_k is 300, but teacher\.model '.*' predicts 260 tokens: lower it"):
+        teachers_of(config(tmp_path, tiny_model, str(teachers[0]), top_k=300), tiny_model)
     other = write_tiny_model(tmp_path / "other")
     vocabulary = json.loads((other / "tokenizer.json").read_text())
     words = vocabulary["model"]["vocab"]
     words["a"], words["b"] = words["b"], words["a"]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
-    for place in ("kept", "loss"):
+    for place in ("precomputed", "loss"):
         with pytest.raises(ModelError, match=r"another tokenizer than model\.path .* 2 of the student's differ"):
             teachers_of(config(tmp_path, tiny_model, str(other), place=place), tiny_model)
     longer = write_tiny_model(tmp_path / "longer")
     described = json.loads((longer / "config.json").read_text())
     (longer / "config.json").write_text(json.dumps({**described, "vocab_size": 272}))
-    for settings in ({"num_top": 8}, {"place": "loss"}):
+    for settings in ({"top_k": 8}, {"place": "loss"}):
         assert teachers_of(config(tmp_path, tiny_model, str(longer), **settings), tiny_model) == [longer]
 
 
 @pytest.mark.parametrize(
     ("teacher", "distillation", "message"),
     [
-        ("t", {"divergence": "reverse"}, "reverse needs whole distributions, but place is kept"),
-        ("t", {"temperature": 2.0}, "temperature 2 is of whole distributions, but place is kept"),
-        ("t", {"place": "loss", "directory": "d"}, "with place loss nothing is kept"),
+        ("t", {"divergence": "reverse"}, "reverse needs whole distributions, but place is precomputed"),
+        ("t", {"temperature": 2.0}, "temperature 2 is of whole distributions, but place is precomputed"),
+        ("t", {"place": "loss", "directory": "d"}, "directory is used only with place precomputed"),
         ({"model": "t", "place": "engine"}, {}, "set teacher.place to trainer"),
         ([{"model": "t", "domains": ["long"]}], {}, "nobody teaches 'short'"),
         ("t", {"weight": 0.0}, "greater than 0"),

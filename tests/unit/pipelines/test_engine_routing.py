@@ -45,7 +45,7 @@ def test_router_replay_figures_by_hand() -> None:
     apart, near = np.array([0.0, -1.5, -2.0, -2.0]), np.array([0.0, -1.0, -2.3, -3.0])
     found = engine_routing(batch, ([apart], [own]), [near])
     assert found["agreement/replayed_share"] == pytest.approx(2 / 3)
-    assert found["agreement/experts_alike"] == pytest.approx(3 / 4)
+    assert found["agreement/expert_overlap"] == pytest.approx(3 / 4)
     assert found["agreement/own_routing/logprob_mean_abs"] == pytest.approx(1.5 / 3)
     assert found["agreement/own_routing/logprob_max_abs"] == pytest.approx(1.0)
     k3 = (np.exp(-0.5) - 1 + 0.5) + (np.exp(1.0) - 1 - 1.0)
@@ -108,6 +108,6 @@ def test_router_replay_brings_the_trainers_log_probs_nearer_to_the_engines(
     assert distance(batch, replayed) <= 0.6 * distance(batch, own)
 
     found = engine_routing(batch, asyncio.run(own_routing(Policy(backend), batch)), replayed)
-    assert found["agreement/replayed_share"] == 1 and 0.9 < found["agreement/experts_alike"] < 1
+    assert found["agreement/replayed_share"] == 1 and 0.9 < found["agreement/expert_overlap"] < 1
     for name in ("logprob_mean_abs", "logprob_max_abs", "divergence"):
         assert found[f"agreement/engine_routing/{name}"] < found[f"agreement/own_routing/{name}"], name

@@ -116,7 +116,7 @@ def test_failures_an_evaluation_without_answers_measures_nothing() -> None:
 def test_failures_the_score_follows_every_answer_and_accuracy_those_with_a_verdict() -> None:
     mixed = measures.evaluation_metrics([group(0, RIGHT), group(1, FLOAT, FLOAT, FLOAT)])
     assert mixed["eval/accuracy"] == 1.0
-    assert mixed["eval/judged_share"] == 0.25
+    assert mixed["eval/verified_share"] == 0.25
     assert mixed["eval/score"] == (1 + 3 * 0.25) / 4
     decided = measures.evaluation_metrics([group(0, RIGHT, WRONG)])
     assert decided["eval/accuracy"] == decided["eval/score"] == 0.5

@@ -87,7 +87,7 @@ async def test_reward_engine_judge_the_likeliest_verdict_may_be_asked_for_and_no
     tiny_model: Path,
 ) -> None:
     model = Model(tiny_model, weights=SCORES)
-    chat = EngineChat(config(verdict="likeliest", explain=False), model.judge)
+    chat = EngineChat(config(verdict="most_likely", explain=False), model.judge)
     assert json.loads(await chat.ask(QUESTION, pointwise_schema(1, 10, explain=False))) == {"score": 9}
     assert model.asked[0][0].endswith('assistant\n{"score": ')
 

@@ -165,9 +165,9 @@ def test_rollout_selection_a_run_counts_what_it_trained_beside_what_it_scored_an
     assert len(census.counted) + len(census.unused) + census.num_stopped == NUM_PROMPTS * 10
     kept = [str(r.rollout_id) for g in batch.groups for r in g.rollouts]
     metrics = census.metrics()
-    assert metrics["choice/length_counted"] == pytest.approx(fmean(map(length_of, kept)))
-    assert metrics["choice/reward_counted"] == pytest.approx(fmean(map(reward_of, kept)))
-    assert metrics["choice/stopped_share"] == pytest.approx(census.num_stopped / (NUM_PROMPTS * 10))
+    assert metrics["selection/length_counted"] == pytest.approx(fmean(map(length_of, kept)))
+    assert metrics["selection/reward_counted"] == pytest.approx(fmean(map(reward_of, kept)))
+    assert metrics["selection/stopped_share"] == pytest.approx(census.num_stopped / (NUM_PROMPTS * 10))
     # what was stopped is longer than whatever its group counted
     stopped = {f"train-{d}.{i}" for d in range(NUM_PROMPTS) for i in range(10)} - set(kept)
     for draw_id in range(NUM_PROMPTS):
@@ -182,9 +182,9 @@ def test_rollout_selection_the_last_that_counted_stands_in_for_what_was_stopped(
     batches, _ = trained(REDUNDANT)
     found = [batch.census.metrics() for batch in batches if batch.census is not None]
     assert len(found) == NUM_STEPS
-    assert fmean(m["choice/reward_launched"] for m in found) == pytest.approx(0.495, abs=0.025)
-    assert fmean(m["choice/reward_counted"] for m in found) < 0.45
-    assert all(m["choice/length_launched"] > m["choice/length_counted"] for m in found)
+    assert fmean(m["selection/reward_launched"] for m in found) == pytest.approx(0.495, abs=0.025)
+    assert fmean(m["selection/reward_counted"] for m in found) < 0.45
+    assert all(m["selection/length_launched"] > m["selection/length_counted"] for m in found)
     census = batches[0].census
     assert census is not None and len(census.launched) == NUM_PROMPTS * 10
 
@@ -194,7 +194,7 @@ def test_rollout_selection_deferred_groups_that_finished_in_part_are_counted_as_
     assert first.census is not None and first.kind == "short"
     assert len(first.census.unused) + first.census.num_stopped == NUM_PROMPTS // 4 * GROUP_SIZE
     assert first.census.unused, "nothing of the ten prompts that were deferred had finished"
-    assert first.census.metrics()["choice/length_finished"] != first.census.metrics()["choice/length_counted"]
+    assert first.census.metrics()["selection/length_finished"] != first.census.metrics()["selection/length_counted"]
 
 
 def test_rollout_selection_a_policy_that_chooses_nothing_counts_nothing() -> None:

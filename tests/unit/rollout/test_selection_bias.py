@@ -26,14 +26,14 @@ def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_la
     census.add(group([rollout(0, 0.5, 20)], [0], 3), counts=False)  # a group that the step does not get
     assert census.metrics() == pytest.approx(
         {
-            "choice/reward_counted": 0.5,  # 0 and 1
-            "choice/reward_finished": 0.625,  # these, 1 and 0.5
-            "choice/length_counted": 20,
-            "choice/length_finished": 27.5,
-            "choice/reward_launched": 0.8,  # 0, 1, 1, and twice 1 for what was stopped
-            "choice/length_launched": 30,  # (10 + 30 + 50 + 2 * 30) / 5
-            "choice/unused_share": 2 / 9,  # of 4 that finished and 5 that were stopped
-            "choice/stopped_share": 5 / 9,
+            "selection/reward_counted": 0.5,  # 0 and 1
+            "selection/reward_finished": 0.625,  # these, 1 and 0.5
+            "selection/length_counted": 20,
+            "selection/length_finished": 27.5,
+            "selection/reward_launched": 0.8,  # 0, 1, 1, and twice 1 for what was stopped
+            "selection/length_launched": 30,  # (10 + 30 + 50 + 2 * 30) / 5
+            "selection/unused_share": 2 / 9,  # of 4 that finished and 5 that were stopped
+            "selection/stopped_share": 5 / 9,
         }
     )
 

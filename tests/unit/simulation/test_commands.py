@@ -20,8 +20,15 @@ VARIANTS = {
         "tail": {"rollout.scheduling.type": "tail_batching"},
     },
     "paper": [
-        {"source": "a paper", "ratio": 1.1, "of": "tail", "over": "batch", "missing": "lengths"},
-        {"source": "another", "ratio": 1.2, "of": "tail", "over": "batch", "missing": "hardware", "read": False},
+        {"source": "a paper", "ratio": 1.1, "variant": "tail", "baseline": "batch", "missing": "lengths"},
+        {
+            "source": "another",
+            "ratio": 1.2,
+            "variant": "tail",
+            "baseline": "batch",
+            "missing": "hardware",
+            "read": False,
+        },
     ],
     "num_steps": 3,
 }
@@ -74,7 +81,7 @@ def test_simulation_commands_plan_prints_a_recommendation(tmp_path: Path, capsys
         ({"variants": {"a": {"rollout.group_size": 0}}}, "group_size"),
         ({"variants": {"a": 3}}, "variant a is 3"),
         (
-            {"paper": [{"source": "s", "ratio": 2.0, "of": "x", "over": "y"}]},
+            {"paper": [{"source": "s", "ratio": 2.0, "variant": "x", "baseline": "y"}]},
             "the variant 'x', which",
         ),
         ({"answer_tokens": {"type": "lognormal", "median": 5}}, "either p75 or sigma"),

@@ -93,7 +93,7 @@ def test_run_summary_a_run_that_did_nothing_says_so_and_an_evaluation_without_an
 
 
 def test_run_summary_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
-    graded = [{"step": s, "kind": "evaluation", "eval/score": s / 8, "eval/judged_share": 0.0} for s in (0, 4, 8)]
+    graded = [{"step": s, "kind": "evaluation", "eval/score": s / 8, "eval/verified_share": 0.0} for s in (0, 4, 8)]
     summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *graded))
     assert (summary.measure, summary.score_before, summary.score_after, summary.score_best) == ("mean reward", 0, 1, 1)
     assert summary.accuracy_after is None

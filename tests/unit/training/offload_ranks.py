@@ -28,7 +28,7 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "layers again": {"activation_checkpointing": True, "mlp_slice_tokens": 8},
+    "layers again": {"activation_checkpointing": True, "tiled_mlp_tokens": 8},
     "8 bits": {"optimizer": "adamw_8bit", "dtype": "bfloat16"},
     "adapters": {"lora": LoRAConfig(rank=2, dropout=0.1), "activation_checkpointing": True},
     "adapters over 4 bits": {"lora": LoRAConfig(rank=2, base="nf4"), "dtype": "bfloat16"},

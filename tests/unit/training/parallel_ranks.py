@@ -84,7 +84,7 @@ def work(
             "max_tokens_per_micro_batch": 60,
             "activation_checkpointing": activation_checkpointing,
         }
-        settings["mlp_slice_tokens"] = 8 if lora else None
+        settings["tiled_mlp_tokens"] = 8 if lora else None
         spec = make_spec(model, lora=lora, parallel=ParallelConfig(**parallel), **settings)
         return TorchBackend(dataclasses.replace(spec, role=role, **more, **ranks), precision=precision)  # type: ignore[arg-type]
 

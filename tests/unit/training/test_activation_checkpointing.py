@@ -25,8 +25,8 @@ from roll.training.precision import Precision
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WAYS: dict[str, dict[str, Any]] = {
     "layers": {"activation_checkpointing": True},
-    "slices": {"mlp_slice_tokens": 7},
-    "layers and slices": {"activation_checkpointing": True, "mlp_slice_tokens": 16},
+    "slices": {"tiled_mlp_tokens": 7},
+    "layers and slices": {"activation_checkpointing": True, "tiled_mlp_tokens": 16},
 }
 
 
@@ -87,5 +87,5 @@ def test_activation_checkpointing_routers_are_counted_once_and_replayed_alike(
 
 def test_activation_checkpointing_a_model_without_such_an_mlp_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
-    with pytest.raises(ModelError, match=r"mlp_slice_tokens is 8, and .* has no MLP"):
-        TorchBackend(make_spec(path, mlp_slice_tokens=8))
+    with pytest.raises(ModelError, match=r"tiled_mlp_tokens is 8, and .* has no MLP"):
+        TorchBackend(make_spec(path, tiled_mlp_tokens=8))

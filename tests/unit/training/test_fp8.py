@@ -186,7 +186,7 @@ def test_fp8_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_row
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_fp8_a_token_s_logprob_is_the_same_whichever_texts_share_its_row(tiny_model: Path, recipe: str) -> None:
     batch = make_batch()
-    others = ({"max_tokens_per_micro_batch": 45}, {"share_prefix": False}, {"mlp_slice_tokens": 7})
+    others = ({"max_tokens_per_micro_batch": 45}, {"share_prefix": False}, {"tiled_mlp_tokens": 7})
     expected = logprobs_of(TorchBackend(make_spec(tiny_model, dtype="bfloat16", fp8=recipe)), batch)
     plain = logprobs_of(TorchBackend(make_spec(tiny_model, dtype="bfloat16")), batch)
     assert max(float(np.abs(a - b).max()) for a, b in zip(expected, plain, strict=True)) > 0.01

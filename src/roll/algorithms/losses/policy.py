@@ -73,7 +73,7 @@ class PolicyLoss:
             level=self.ratio_level,
             reduce=self.ratio_reduce,
             against=self.ratio_against,
-            token_limit=self.ratio_token_limit,
+            max_token_log_ratio=self.ratio_token_limit,
             bounded=self.gate.exponentiates,
         )
         logprobs, advantages = inputs.need("logprobs"), inputs.need("advantages")
@@ -113,7 +113,7 @@ class PolicyLoss:
         difference = off_policy(inputs)
         clipped = self.gate.clipped(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":
-            clipped |= over_limit(inputs, against=self.ratio_against, token_limit=self.ratio_token_limit)
+            clipped |= over_limit(inputs, against=self.ratio_against, max_token_log_ratio=self.ratio_token_limit)
         truncated = (corrections > 0) & self.correction.truncates(inputs)
         if inputs.expert is not None:  # no engine sampled expert tokens, and no gate applies
             difference, ratio = difference.masked_fill(inputs.expert, 0.0), ratio.masked_fill(inputs.expert, 1.0)
@@ -127,7 +127,7 @@ class PolicyLoss:
             "mismatch/factor": factor,
             "mismatch/factor_squared": factor.square(),
             "mismatch/truncated": truncated.to(ratio.dtype),
-            "mismatch/left_out": (corrections == 0).to(ratio.dtype),
+            "mismatch/masked": (corrections == 0).to(ratio.dtype),
         }
         own = torch.ones_like(ratio) if inputs.expert is None else (~inputs.expert).to(ratio.dtype)
         metrics = {}

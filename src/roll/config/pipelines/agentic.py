@@ -17,9 +17,7 @@ class CurriculumConfig(Section):
     """Which environments are drawn more often: those that are solved half of the time, since they teach most."""
 
     num_episodes: int = option(64, "Episodes of an environment over which its success rate is averaged, about.", ge=1)
-    least_share: float = option(
-        0.1, "What an environment that always or never succeeds keeps of its weight.", gt=0, le=1
-    )
+    min_share: float = option(0.1, "What an environment that always or never succeeds keeps of its weight.", gt=0, le=1)
 
 
 class AnchorsConfig(Section):

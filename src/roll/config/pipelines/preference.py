@@ -35,7 +35,7 @@ class PreferenceConfig(SupervisedConfig):
         other = super().with_model(path)
         if not self.preference.method.uses_reference:
             return other
-        section = self.preference.model_copy(update={"reference": "kept", "reference_model": reference})
+        section = self.preference.model_copy(update={"reference": "precomputed", "reference_model": reference})
         return other.model_copy(update={"preference": section})
 
 

@@ -20,7 +20,7 @@ class RewardModelSection(Section):
         "`bradley_terry`: of two answers the chosen one scores higher, by a row's margin where it has one. "
         "`regression`: each answer has the score that its row says.",
     )
-    centring: float = option(
+    centering: float = option(
         0.0, "Of `bradley_terry`: weight of what keeps scores around 0; 0.01 is usual (arXiv 2312.09244).", ge=0
     )
 
@@ -33,7 +33,7 @@ class RewardModelConfig(SupervisedConfig):
 
     @model_validator(mode="after")
     def _settings_apply(self) -> Self:
-        if self.reward_model.loss == "regression" and self.reward_model.centring:
+        if self.reward_model.loss == "regression" and self.reward_model.centering:
             raise ValueError("reward_model.centring is for pairs: a regression's scores are where its rows put them")
         if self.evaluation.answers is not None:
             raise ValueError("a reward model writes nothing: remove evaluation.answers")

@@ -11,7 +11,7 @@ WHEN = "Several updates per batch with outlier tokens."
 COST = "1 model"
 STABILITY = "steady"
 PRESET = {
-    "ratio": {"level": "sequence", "token_limit": 0.4},
+    "ratio": {"level": "sequence", "max_token_log_ratio": 0.4},
     "gate": {"type": "none"},
     "correction": {"level": "geometric"},
 }

@@ -51,10 +51,10 @@ class JudgeReward(RewardSection):
         min_length=1,
     )
     explain: bool = option(True, "Let the judge explain its verdict before it gives it; takes longer.")
-    verdict: Literal["expected", "likeliest"] = option(
+    verdict: Literal["expected", "most_likely"] = option(
         "expected",
-        "Of the run's own judge: the mean over all verdicts by the probability that it gives each (G-Eval), or the "
-        "likeliest. An endpoint says its verdict.",
+        "Of the run's own judge. `expected`: mean of all verdicts, weighted by their probabilities (G-Eval). "
+        "`most_likely`: the verdict with the highest probability. An endpoint writes its verdict as text.",
     )
     reference_key: str | None = option(
         None, "Column with the reference; by default the source's answer.", examples=["chosen"]

@@ -79,7 +79,7 @@ class ToolEnv:
         env: Any environment.
         tools: Tools and sources of tools, with different names.
         form: Format of tool calls: see `FORMS`.
-        reads_reasoning: Whether calls inside the model's reasoning count.
+        parse_reasoning: Whether calls inside the model's reasoning count.
         max_tool_uses: Most calls of one episode, including malformed ones.
         rewards: Rewards of calls.
         explain: Whether the first observation lists the tools and explains the call format. Otherwise the prompt must.
@@ -94,7 +94,7 @@ class ToolEnv:
         tools: Sequence[Tool | ToolSource],
         *,
         form: str = "auto",
-        reads_reasoning: bool = False,
+        parse_reasoning: bool = False,
         max_tool_uses: int = 10,
         rewards: ToolRewards | Mapping[str, float] | None = None,
         explain: bool = True,
@@ -105,8 +105,8 @@ class ToolEnv:
             raise ValueError(f"max_tool_uses is not negative, got {max_tool_uses}")
         self.env = env
         self._tools = tuple(tools)
-        self._form_name, self._form = form, form_named(form, reads_reasoning=reads_reasoning)
-        self._reads_reasoning = reads_reasoning
+        self._form_name, self._form = form, form_named(form, parse_reasoning=parse_reasoning)
+        self._reads_reasoning = parse_reasoning
         self._max_tool_uses = max_tool_uses
         self._rewards = rewards if isinstance(rewards, ToolRewards) else ToolRewards(**(rewards or {}))
         self._explain = explain
@@ -136,7 +136,7 @@ class ToolEnv:
     def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
         """Return another environment that shares the tools; `options` go to the inner environment."""
         arguments = {"form": self._form_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
-        arguments |= {"reads_reasoning": self._reads_reasoning}
+        arguments |= {"parse_reasoning": self._reads_reasoning}
         env = self.env.spawn(same_state=same_state, **options)
         other = ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
         if same_state:

@@ -65,4 +65,4 @@ def _largest(config: DistillOfflineConfig) -> int:
 
 def _token_bytes(config: DistillOfflineConfig, student: Path) -> int:
     number = np.min_scalar_type(describe_model(student).vocab_size - 1).itemsize
-    return config.distillation.num_top * (number + np.dtype(np.float32).itemsize)
+    return config.distillation.top_k * (number + np.dtype(np.float32).itemsize)

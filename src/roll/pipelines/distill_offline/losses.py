@@ -18,7 +18,7 @@ def offline_loss(config: OfflineDistillationConfig) -> LossFn:
     """Return weight D(teacher, student) + (1 - weight) NLL, which is arXiv 1503.02531 for `forward`."""
     divergence: LossFn = (
         TopDistillationLoss(aggregation=config.aggregation)
-        if config.place == "kept"
+        if config.place == "precomputed"
         else DistillationLoss(divergence=config.form, aggregation=config.aggregation)
     )
     if config.weight == 1.0:

@@ -22,9 +22,9 @@ def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
     paths = teacher_paths(config.teacher, config.model, model_path)
     for teacher, path in zip(config.teacher, paths, strict=True):
         rows = describe_model(path).vocab_size
-        if settings.place == "kept" and settings.num_top > rows:
+        if settings.place == "precomputed" and settings.top_k > rows:
             raise ConfigError(
-                f"distillation.num_top is {settings.num_top:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
+                f"distillation.top_k is {settings.top_k:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
                 "tokens: lower it, or set distillation.place to loss, which compares all of them."
             )
     return paths

@@ -78,13 +78,13 @@ async def ask_teachers(
     all_kept = []
     for number, path in enumerate(paths):
         spec = TrainerSpec.teacher(path, config.model, prepared.training, config.seed)
-        name = f"{await in_thread(weights_name, spec)}-top{settings.num_top}"
+        name = f"{await in_thread(weights_name, spec)}-top{settings.top_k}"
         kept = await asyncio.to_thread(Kept, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
         model = config.teacher[number].model
 
         async def ask(teacher: TrainerGroup, batch: TrainingBatch, model: str = model) -> list[Rows]:
-            said = await teacher.forward(batch, ("top_logprobs",), ForwardOptions(num_top=settings.num_top))
+            said = await teacher.forward(batch, ("top_logprobs",), ForwardOptions(num_top=settings.top_k))
             pairs = zip(batch.samples, said["top_logprobs"], strict=True)
             return [_counted(sample, top, rows, model) for sample, top in pairs]
 
@@ -104,6 +104,6 @@ def _counted(sample: TrainingSample, top: TopLogprobs, num_tokens: int, model: s
     if ids.size and ids.max() >= num_tokens:
         raise ModelError(
             f"teacher.model '{model}' finds token {ids.max():,} likely, but the student predicts {num_tokens:,} "
-            "tokens: lower distillation.num_top, or resize the teacher's vocabulary to the student's."
+            "tokens: lower distillation.top_k, or resize the teacher's vocabulary to the student's."
         )
     return rows_of(token_ids=ids.astype(np.min_scalar_type(num_tokens - 1)), logprobs=top.logprobs[sample.loss_mask])

@@ -22,7 +22,7 @@ __all__ = ["domain_of", "note_successes", "shares"]
 
 def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
     """Return each environment's share of the next draws; the shares sum to 1."""
-    least = config.curriculum.least_share if config.curriculum else 1.0
+    least = config.curriculum.min_share if config.curriculum else 1.0
     weights = {}
     for entry in config.environments:
         rate = rates.get(entry.domain, 0.5)

@@ -40,7 +40,7 @@ def engine_routing(
 ) -> dict[str, float]:
     """Compute the router-replay metrics of a step, below `agreement/`.
 
-    `replayed_share` is the share of tokens in the forward pass that had experts of the engine; `experts_alike` is the
+    `replayed_share` is the share of tokens in the forward pass that had experts of the engine; `expert_overlap` is the
     share of these choices that the trainer's routers also make. `own_routing/…` compares the trainer's log-probs under
     its own routing with the engine's, `engine_routing/…` those under the engine's routing, over the same tokens: mean
     and largest absolute difference, and the divergence of the engine's distribution from the trainer's, the mean of
@@ -61,7 +61,7 @@ def engine_routing(
     metrics |= _distance("own_routing", samples, own[0])
     alike = [_alike(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None]
     if alike and sum(map(len, alike)):
-        metrics["agreement/experts_alike"] = float(np.concatenate(alike).mean())
+        metrics["agreement/expert_overlap"] = float(np.concatenate(alike).mean())
     if replayed:
         metrics |= _distance("engine_routing", samples, [replayed[i] for i, _ in chosen])
     return metrics

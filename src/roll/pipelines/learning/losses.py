@@ -66,7 +66,7 @@ def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> Lo
         ratio_level=algorithm.ratio.level,
         ratio_reduce=algorithm.ratio.reduce,
         ratio_against=algorithm.ratio.against,
-        ratio_token_limit=algorithm.ratio.token_limit,
+        ratio_token_limit=algorithm.ratio.max_token_log_ratio,
         gate=_gate(algorithm.gate),
         aggregation=algorithm.aggregation,
         correction=Correction(**algorithm.correction.model_dump(exclude={"snapshots"})),

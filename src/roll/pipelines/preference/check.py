@@ -15,7 +15,7 @@ def inspect(config: PreferenceConfig) -> Report:
     """Check a run before it starts; the reference is unloaded before training begins."""
     section = config.preference
     pairs = section.method.compares_pairs
-    kept = section.method.uses_reference and section.reference == "kept"
+    kept = section.method.uses_reference and section.reference == "precomputed"
     asked_of = 1 if pairs else 2  # KTO compares with answers to other prompts as well, which the policy reads again
     adapters = section.method.uses_reference and section.reference == "adapters"
     report = look_at_examples(

@@ -34,7 +34,7 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal kept
-        if section.method.uses_reference and section.reference == "kept":
+        if section.method.uses_reference and section.reference == "precomputed":
             spec = reference_spec(config, prepared)
             name = await in_thread(weights_name, spec)
             kept = await asyncio.to_thread(Kept, session.directory.path / "reference" / name)
@@ -50,7 +50,7 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
 
 async def _measure(config: PreferenceConfig) -> dict[str, float]:
     """Measure the configuration's model on held-out preferences, with its reference."""
-    section = config.preference.model_copy(update={"reference": "kept"})
+    section = config.preference.model_copy(update={"reference": "precomputed"})
     config, kept = config.model_copy(update={"preference": section}), Kept()
     async with open_measuring(config, kind_of(section)) as measuring:
         prepared = measuring.prepared

@@ -17,13 +17,14 @@ import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
+from roll.config.renamed import rename_config
 from roll.errors import DataError, in_one_line
 from roll.pipelines.recording.records import FORMAT, RecordedStep, Session
 from roll.pipelines.recording.tables import Facts, facts_of, schemas, step_of, tables_of
@@ -131,7 +132,7 @@ class Recording:
         files: dict[int, Mapping[str, tuple[int, list[str]]]] = {}
         for line in _lines(index):
             if isinstance(line.record, Session):
-                sessions.append(line.record)
+                sessions.append(replace(line.record, config=rename_config(dict(line.record.config))))
             else:
                 files[line.record.step] = line.record.files
         if not sessions or not files:

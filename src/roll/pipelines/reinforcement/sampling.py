@@ -60,7 +60,7 @@ def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[Sampling
 
 def _doom(config: ReinforcingConfig) -> Doom | None:
     scheduling = config.rollout.scheduling
-    if not scheduling.stop_doomed_groups or scheduling.reward_range is None:
+    if not scheduling.early_stop_groups or scheduling.reward_range is None:
         return None
     single_turn = all(entry.turns == 1 for entry in config.data)
     return doom_of(config.algorithm, scheduling.reward_range, config.rollout.max_new_tokens, single_turn=single_turn)

@@ -155,7 +155,7 @@ def _estimate_memory(
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
-    own = micro // parallel.row_ranks
+    own = micro // parallel.ranks_per_micro_batch
     on_accelerator = report.machine.has_accelerators
     parts = training_bytes(
         config.model,

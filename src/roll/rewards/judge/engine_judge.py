@@ -232,7 +232,7 @@ class EngineChat:
 
     def _verdict(self, name: str, values: Sequence[Any], weights: Sequence[float]) -> dict[str, Any]:
         likeliest = values[max(range(len(values)), key=weights.__getitem__)]
-        if self._config.verdict == "likeliest":
+        if self._config.verdict == "most_likely":
             return {name: likeliest}
         if all(isinstance(value, int) for value in values):
             mean = math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / math.fsum(weights)

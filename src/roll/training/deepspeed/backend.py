@@ -55,8 +55,8 @@ class DeepSpeedBackend(TrainerRank):
         super().__init__(spec)
         self.stage = spec.training.deepspeed.zero_stage
         self.network = build_network(spec, self.engine_dtype).to(self.device)
-        if spec.training.mlp_slice_tokens is not None:
-            slice_mlps(self.network, spec.training.mlp_slice_tokens)
+        if spec.training.tiled_mlp_tokens is not None:
+            slice_mlps(self.network, spec.training.tiled_mlp_tokens)
         self.model = self.network.root
         self._engine: Any = None
         self.spread: SpreadWeights | None = None

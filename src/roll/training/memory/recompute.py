@@ -49,7 +49,7 @@ def slice_mlps(model: nn.Module, num_tokens: int) -> None:
     mlps: list[Any] = [module for module in model.modules() if _is_gated_mlp(module)]
     if not mlps:
         raise ModelError(
-            f"training.mlp_slice_tokens is {num_tokens}, and {type(model).__name__} has no MLP that computes each "
+            f"training.tiled_mlp_tokens is {num_tokens}, and {type(model).__name__} has no MLP that computes each "
             "token by itself: leave it out, and set training.activation_checkpointing"
         )
     for mlp in mlps:

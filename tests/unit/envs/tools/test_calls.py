@@ -266,7 +266,7 @@ def test_tool_call_inside_of_reasoning_are_not_made(form: str) -> None:
 @pytest.mark.parametrize("form", ["auto", "hermes", "xml", "glm", "gemma4"])
 def test_tool_call_inside_of_reasoning_are_made_where_they_count(form: str) -> None:
     text = f"<think>{FORMS[form].render([ToolCall(name='today', arguments={})])}"
-    assert [call.name for call in form_named(form, reads_reasoning=True).parse(text, TOOLS).calls] == ["today"]
+    assert [call.name for call in form_named(form, parse_reasoning=True).parse(text, TOOLS).calls] == ["today"]
 
 
 def test_tool_call_the_tags_form_reads_what_it_writes() -> None:

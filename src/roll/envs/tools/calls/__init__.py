@@ -79,12 +79,12 @@ FORMS: Mapping[str, CallForm] = {name: _after_reasoning(form) for name, form in 
 both to the model's chat template."""
 
 
-def form_named(name: str, *, reads_reasoning: bool = False) -> CallForm:
+def form_named(name: str, *, parse_reasoning: bool = False) -> CallForm:
     """Return the format of this name.
 
     Args:
         name: A name in `FORMS`.
-        reads_reasoning: Whether calls inside the model's reasoning count.
+        parse_reasoning: Whether calls inside the model's reasoning count.
 
     Raises:
         ConfigError: The name is unknown.
@@ -93,4 +93,4 @@ def form_named(name: str, *, reads_reasoning: bool = False) -> CallForm:
         raise ConfigError(
             f"unknown form of tool calls '{name}'.{nearest(name, list(FORMS))} Known: {', '.join(FORMS)}."
         )
-    return (_FORMS if reads_reasoning else FORMS)[name]
+    return (_FORMS if parse_reasoning else FORMS)[name]

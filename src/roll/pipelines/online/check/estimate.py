@@ -150,7 +150,7 @@ def memory_by_role(
     """
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = trainer_memory(config, sizes, batch, ranks, on_accelerator=on_accelerator)
-    own = batch.tokens_per_micro_batch // config.training.parallel.row_ranks
+    own = batch.tokens_per_micro_batch // config.training.parallel.ranks_per_micro_batch
     policy["logits"] = logit_bytes(sizes, own, element, layer=policy.get("a layer", 0))
     in_run = config.training.num_steps * batch.micro_batches
     policy |= kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
@@ -198,7 +198,7 @@ def frozen_memory(
     parallel = config.training.parallel
     parts = {"weights": frozen_bytes(sizes, parallel, ranks, element)}
     parts |= gathered_bytes(parallel, sizes, ranks, element, learns=False, on_accelerator=on_accelerator)
-    parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks) // parallel.row_ranks, element)
+    parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks) // parallel.ranks_per_micro_batch, element)
     return RoleMemory(role=role, count=ranks * num_models, parts=parts)
 
 

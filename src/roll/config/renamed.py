@@ -1,0 +1,218 @@
+"""Former names of configuration keys and values, metrics and alarms: one table, which every reader applies.
+
+    YAML file, overrides, dictionaries, run directories ──► `rename_tree` ──► validation (new names only)
+    metrics.jsonl, state.json                           ──► `rename_metrics`, `rename_alarms`
+
+ROLL writes new names only. To rename one, change it everywhere and add a line here. A key is written with the sections
+above it that make it unique, without positions in lists, and keeps its section.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from roll.config.document import Document, KeyPath, dotted
+
+__all__ = [
+    "RENAMED_ALARMS",
+    "RENAMED_KEYS",
+    "RENAMED_METRICS",
+    "RENAMED_VALUES",
+    "Renames",
+    "rename_alarms",
+    "rename_config",
+    "rename_metric",
+    "rename_metrics",
+    "rename_path",
+    "rename_setting",
+    "rename_tree",
+    "warn_renamed",
+]
+
+logger = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+RENAMED_KEYS: Mapping[str, str] = {
+    "algorithm.ratio.token_limit": "max_token_log_ratio",
+    "cluster.hand_over": "offload_colocated",
+    "curriculum.least_share": "min_share",
+    "distillation.num_top": "top_k",
+    "paper.of": "variant",
+    "paper.over": "baseline",
+    "reward_model.centring": "centering",
+    "rollout.agent.demands": "format_constraints",
+    "rollout.agent.when_it_fails": "on_failure",
+    "rollout.scheduling.stop_doomed_groups": "early_stop_groups",
+    "sandbox.patience_s": "reconnect_timeout_s",
+    "tool_calls.reads_reasoning": "parse_reasoning",
+    "training.close_heap": "malloc_trim",
+    "training.mlp_slice_tokens": "tiled_mlp_tokens",
+}
+"""New last part by old key."""
+
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "distillation.place": {"kept": "precomputed"},
+    "preference.reference": {"kept": "precomputed"},
+    "reward.verdict": {"likeliest": "most_likely"},
+    "rollout.agent.format_constraints": {"refuse": "reject", "tell": "prompt"},
+}
+"""New values by key (its new name) and old value."""
+
+RENAMED_METRICS: Mapping[str, str] = {
+    "agreement/experts_alike": "agreement/expert_overlap",
+    "choice/": "selection/",
+    "eval/judged_share": "eval/verified_share",
+    "time/hand_over_s": "time/offload_s",
+    "training/mismatch/left_out": "training/mismatch/masked",
+}
+"""New name by old name; a name that ends with `/` stands for all metrics below it."""
+
+RENAMED_ALARMS: Mapping[str, str] = {}
+"""New name by old name, of keys of `alarms`, entries of `alarms.stop_on`, `alarm/…` metrics and a run's state."""
+
+_FREE_FORM = frozenset({"options", "env", "environment", "files", "json_schema"})
+"""Mappings whose keys are the user's own."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Renames:
+    """Result of `rename_tree`."""
+
+    notes: list[str] = field(default_factory=list)
+    """`old -> new` of each key and value that was renamed."""
+    problems: list[str] = field(default_factory=list)
+    """One line for each key that has both names."""
+
+
+def rename_path(path: KeyPath) -> KeyPath:
+    """Return the path of a key with the current name of each part."""
+    result: KeyPath = ()
+    for part in path:
+        result = (*result, part if _is_free_form(result) else _new_key(result, part))
+    return result
+
+
+def rename_tree(document: Document) -> tuple[Document, Renames]:
+    """Return a configuration with current names of keys and values; lines of keys move with them."""
+    renames, origins = Renames(), {rename_path(path): origin for path, origin in document.origins.items()}
+    tree = _rename(document.tree, (), (), document, renames)
+    return Document(name=document.name, tree=tree, origins=origins), renames
+
+
+def rename_config(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return configuration data with current names of keys and values."""
+    return rename_tree(Document(name="", tree=tree))[0].tree
+
+
+def rename_setting(key: str, value: Any) -> tuple[str, Any]:
+    """Return a dotted key and its value with current names."""
+    old: KeyPath = tuple(key.split("."))
+    new = rename_path(old)
+    return dotted(new), _rename(value, old, new, Document(name="", tree={}), Renames())
+
+
+def rename_metric(name: str) -> str:
+    """Return the current name of a metric."""
+    if name.startswith("alarm/"):
+        return f"alarm/{RENAMED_ALARMS.get(name[6:], name[6:])}"
+    if name in RENAMED_METRICS:
+        return RENAMED_METRICS[name]
+    prefix, slash, last = name.partition("/")
+    return f"{RENAMED_METRICS[prefix + slash]}{last}" if prefix + slash in RENAMED_METRICS else name
+
+
+def rename_metrics(row: Mapping[str, V]) -> dict[str, V]:
+    """Return metrics by their current names; a value under a current name is not replaced."""
+    # a resumed run writes new names; `null` under a former name must not replace them
+    renamed = {rename_metric(name): value for name, value in row.items()}
+    return renamed | {name: value for name, value in row.items() if name in renamed}
+
+
+def rename_alarms(counts: Mapping[str, V]) -> dict[str, V]:
+    """Return values by the current names of alarms."""
+    return {RENAMED_ALARMS.get(name, name): value for name, value in counts.items()}
+
+
+def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames: Renames) -> Any:
+    """Return `value`, at the path `old` of the document, with current names; its new path is `new`."""
+    if isinstance(value, list):
+        return [_rename(entry, (*old, index), (*new, index), document, renames) for index, entry in enumerate(value)]
+    if not isinstance(value, dict):
+        return _rename_value(value, new, renames)
+    if _is_free_form(new):
+        return value
+    result: dict[Any, Any] = {}
+    for key, entry in value.items():
+        name = _new_key(new, key)
+        if name != key and name in value:
+            renames.problems.append(_both(document, (*old, key), (*old, name)))
+            continue
+        if name != key:
+            renames.notes.append(f"{dotted((*old, key))} -> {dotted((*new, name))}")
+        result[name] = _rename(entry, (*old, key), (*new, name), document, renames)
+    return result
+
+
+def _rename_value(value: Any, path: KeyPath, renames: Renames) -> Any:
+    if not isinstance(value, str):
+        return value
+    words = _words(path)
+    table = RENAMED_ALARMS if words[-2:] == ("alarms", "stop_on") else _find(RENAMED_VALUES, words) or {}
+    renamed = table.get(value, value)
+    if renamed != value:
+        renames.notes.append(f"{dotted(path)}={value} -> {renamed}")
+    return renamed
+
+
+def _both(document: Document, old: KeyPath, new: KeyPath) -> str:
+    def written(path: KeyPath) -> str:
+        origin = document.origins.get(path, "")
+        return f"'{dotted(path)}'" + (f" ({origin})" if origin else "")
+
+    return f"{written(old)} is the former name of {written(new)}, and both are given: remove the former."
+
+
+def _new_key(section: KeyPath, key: Any) -> Any:
+    """Return the current name of the key `key` of a section."""
+    if not isinstance(key, str):
+        return key
+    words = _words(section)
+    if words[-1:] == ("alarms",) and key in RENAMED_ALARMS:
+        return RENAMED_ALARMS[key]
+    return _find(RENAMED_KEYS, (*words, key)) or key
+
+
+def _find(table: Mapping[str, V], words: tuple[str, ...]) -> V | None:
+    """Return the entry of a table whose key is the end of the path; sections repeat at different depths."""
+    return next((table[key] for length in (2, 3) if (key := ".".join(words[-length:])) in table), None)
+
+
+def _words(path: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(part for part in path if isinstance(part, str) and not part.isdecimal())
+
+
+def _is_free_form(path: KeyPath) -> bool:
+    return not _FREE_FORM.isdisjoint(path)
+
+
+_warned: set[tuple[str, ...]] = set()
+"""Renames that were reported: a run loads its configuration several times."""
+
+
+def warn_renamed(where: str, notes: Iterable[str]) -> None:
+    """Log one warning with all former names that a configuration has, once per process.
+
+    Args:
+        where: File of the configuration; may be empty.
+        notes: `old -> new` of each name.
+    """
+    listed = tuple(dict.fromkeys(notes))
+    if not listed or (where, *listed) in _warned:
+        return
+    _warned.add((where, *listed))
+    source = f"'{where}'" if where else "the configuration"
+    logger.warning("%s has former names, which were replaced: %s. Write the new ones.", source, "; ".join(listed))
