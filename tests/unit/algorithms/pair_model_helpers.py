@@ -181,7 +181,7 @@ def cases() -> dict[str, Case]:
         batch=tops(replace(alone, samples=alone.samples[:1])), loss=TopDistillationLoss(), backend="policy"
     )
     found["scores of pairs"] = Case(
-        batch=scored(pair_batch(3)), loss=BradleyTerryLoss(centring=0.1), backend="reward model"
+        batch=scored(pair_batch(3)), loss=BradleyTerryLoss(centering=0.1), backend="reward model"
     )
     found["scores of texts"] = Case(batch=scored(pair_batch(3)), loss=RegressionLoss(), backend="reward model")
     return found
@@ -210,6 +210,6 @@ def run_rank(rank: int, directory: Path, model: Path, teachers: tuple[str, ...])
 
 
 SCORED: dict[str, tuple[LossFn, Callable[[Padded], torch.Tensor]]] = {
-    "bradley-terry": (BradleyTerryLoss(centring=0.1), lambda b: paper.bradley_terry(b, 0.1)),
+    "bradley-terry": (BradleyTerryLoss(centering=0.1), lambda b: paper.bradley_terry(b, 0.1)),
     "regression": (RegressionLoss(), paper.regression),
 }

@@ -161,11 +161,11 @@ def likelihood(batch: Padded, aggregation: str) -> Tensor:
     return -averaged(batch.logprobs, batch.mask).mean()
 
 
-def bradley_terry(batch: Padded, centring: float = 0.0) -> Tensor:
+def bradley_terry(batch: Padded, centering: float = 0.0) -> Tensor:
     assert batch.values is not None
     chosen, rejected = batch.rows()
     w, r = batch.values[chosen], batch.values[rejected]
-    return (-torch.log(sigmoid(w - r - margins(batch))) + centring * (w + r) ** 2).mean()
+    return (-torch.log(sigmoid(w - r - margins(batch))) + centering * (w + r) ** 2).mean()
 
 
 def regression(batch: Padded) -> Tensor:

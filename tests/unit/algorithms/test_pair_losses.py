@@ -21,7 +21,7 @@ from roll.types import LossInputs
 LIMIT = {"rtol": 1e-9, "atol": 1e-12}
 SCORED = {
     "bradley-terry": (BradleyTerryLoss(), paper.bradley_terry),
-    "centred": (BradleyTerryLoss(centring=0.3), lambda b: paper.bradley_terry(b, 0.3)),
+    "centred": (BradleyTerryLoss(centering=0.3), lambda b: paper.bradley_terry(b, 0.3)),
 }
 
 

@@ -251,12 +251,12 @@ def test_trl_parity_cpo_simpo_and_orpo(name: str, world: World, tmp_path: Path) 
     check(TrainingBatch(samples=tuple(samples)), loss, right, named, student_of(world))
 
 
-@pytest.mark.parametrize("centring", [None, 0.01])
+@pytest.mark.parametrize("centering", [None, 0.01])
 @pytest.mark.parametrize("margins", [False, True])
-def test_trl_parity_reward_model(centring: float | None, margins: bool, world: World, tmp_path: Path) -> None:
+def test_trl_parity_reward_model(centering: float | None, margins: bool, world: World, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
-    args = settings(trl.RewardConfig, tmp_path, center_rewards_coefficient=centring, max_length=64)
+    args = settings(trl.RewardConfig, tmp_path, center_rewards_coefficient=centering, max_length=64)
     pairs = {"chosen": [p + a for p, a in zip(PROMPTS, BETTER, strict=True)], "rejected": WORSE}
     if margins:
         pairs["margin"] = [0.5, 0.0, 2.0, 1.0]
@@ -270,7 +270,7 @@ def test_trl_parity_reward_model(centring: float | None, margins: bool, world: W
         target = [0.5, 0.0, 2.0, 1.0][i % half] if margins else None
         mask = [False] * len(ids) + [True]
         samples.append(sample_of([*ids, 0], mask, i, unit=i % half, preferred=i < half, target=target, prefix_length=0))
-    own = BradleyTerryLoss(centring=centring or 0.0)
+    own = BradleyTerryLoss(centering=centering or 0.0)
     for layout in ({}, {"max_tokens_per_micro_batch": 1}):
         backend = critic(world.student, **layout)
         result = backend.train_step(TrainingBatch(samples=tuple(samples)), own)

@@ -23,7 +23,7 @@ def config(**section: Any) -> RewardModelConfig:
 
 
 def test_reward_model_the_loss_is_the_configured_one() -> None:
-    assert loss_of(config(centring=0.3).reward_model) == BradleyTerryLoss(centring=0.3)
+    assert loss_of(config(centering=0.3).reward_model) == BradleyTerryLoss(centering=0.3)
     assert loss_of(config(loss="regression").reward_model) == RegressionLoss()
 
 

@@ -24,7 +24,7 @@ class BradleyTerryLoss:
     2307.09288 eq. 2; centering, which keeps scores around 0, as in arXiv 2312.09244.
     """
 
-    centring: float = 0.0
+    centering: float = 0.0
     """c; TRL recommends 0.01."""
     needs = Needs(whole_units=True)
     """Both answers of a pair in one micro-batch."""
@@ -40,8 +40,8 @@ class BradleyTerryLoss:
         margins = pair_margins(inputs, pairs)
         difference = chosen - rejected
         losses = -logsigmoid(difference if margins is None else difference - margins)
-        if self.centring:
-            losses = losses + self.centring * (chosen + rejected).square()
+        if self.centering:
+            losses = losses + self.centering * (chosen + rejected).square()
         sums = {
             "reward_model/chosen": chosen.sum(),
             "reward_model/rejected": rejected.sum(),

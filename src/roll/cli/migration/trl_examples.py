@@ -166,7 +166,7 @@ def _scored(values: Values) -> Mapping[str, Any]:
 
 _NOT_OF_REWARD = ("max_length", "padding_free", "router_aux_loss_coef", "truncation_mode")
 REWARD: list[Rule] = [
-    moved("center_rewards_coefficient", None, "reward_model.centring", lambda value, _: float(value or 0.0)),
+    moved("center_rewards_coefficient", None, "reward_model.centering", lambda value, _: float(value or 0.0)),
     moved(
         "max_length", 1024, "training.max_example_tokens", note="pairs with a longer text are left out: data.0.too_long"
     ),

@@ -34,7 +34,7 @@ class RewardModelConfig(SupervisedConfig):
     @model_validator(mode="after")
     def _settings_apply(self) -> Self:
         if self.reward_model.loss == "regression" and self.reward_model.centering:
-            raise ValueError("reward_model.centring is for pairs: a regression's scores are where its rows put them")
+            raise ValueError("reward_model.centering is for pairs: a regression's scores are where its rows put them")
         if self.evaluation.answers is not None:
             raise ValueError("a reward model writes nothing: remove evaluation.answers")
         return self

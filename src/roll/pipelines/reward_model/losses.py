@@ -13,4 +13,4 @@ BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
 
 def loss_of(section: RewardModelSection) -> LossFn:
     """Build the configured loss of a reward model."""
-    return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centring=section.centering)
+    return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centering=section.centering)

@@ -176,7 +176,7 @@ def test_migration_trl_all_problems_of_a_file_are_told_at_once(tmp_path):
 def test_migration_trl_reward_models_are_converted(tmp_path):
     values = {"model_name_or_path": "some/model", "dataset_name": "pairs.jsonl", "center_rewards_coefficient": 0.01}
     _, config = converted(tmp_path, values)
-    assert (config.pipeline, config.reward_model.centring, config.data[0].too_long) == ("reward_model", 0.01, "skip")
+    assert (config.pipeline, config.reward_model.centering, config.data[0].too_long) == ("reward_model", 0.01, "skip")
     assert (config.training.learning_rate, config.training.examples_per_step) == (1e-4, 8)
 
 
