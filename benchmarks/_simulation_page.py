@@ -91,7 +91,7 @@ _TAIL_END = (
     "of host time per request and step, which short rounds with 100 requests per engine feel and the tail does "
     "not: then all three ratios are within 15 % (7B 1.42 to 1.46, published 1.30; 14B 1.58 to 1.64, "
     "published 1.48; 32B 2.15 to 2.19, published 2.21). A heavier tail does not explain it for all models: "
-    "where 5 % of the answers reach the limit, 32B comes near (2.41), but 7B stays at 2.11, and the "
+    "where 5 % of the answers reach the limit, 32B is close (2.41), but 7B stays at 2.11, and the "
     "longest answer of short rounds shrinks less than published. Figure 11, above, asks for other constants than "
     "these (a correlation of 0.2, not 0.5), so this is no explanation of both."
 )

@@ -251,7 +251,7 @@ def together(figures: Mapping[str, Mapping[str, Any]]) -> Setting:
 def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Markdown, the fastest first."""
     lines = [
-        "| changed | tok/s | ROLL's settings beside it, tok/s | ratio | lowest … highest | start, s "
+        "| changed | tok/s | ROLL's settings, tok/s | ratio | lowest … highest | start, s "
         "| idle, % of a core | log-probs differ by |",
         "|---|" + "---:|" * 7,
     ]

@@ -101,7 +101,9 @@ def figures(recipe: Shown, paths: list[Path], needed: list[Path]) -> dict[str, A
 
 def rows(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The table."""
-    yield "| recipe | held-out, before | after, by seed | aim | seconds of training, by seed | beside the quickstart |"
+    yield (
+        "| recipe | held-out, before | after, by seed | aim | seconds of training, by seed | compared with the quickstart |"
+    )
     yield "|---|---|---|---|---|---|"
     for name, found in gallery.items():
         share = ", ".join(f"{x:.2f}" for x in found.get("share_of_time", ())) or "–"

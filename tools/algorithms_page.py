@@ -79,7 +79,7 @@ A demonstration becomes a rollout in the model's own tokens. It is played in the
 scored by the same rewards. The objective for its tokens is weight x G log pi, where G is its own return, discounted per
 turn if the estimator works on turns. A demonstration enters no baseline, no filter and no critic
 loss. KL penalties that are estimated from samples exclude it, because the policy did not sample it. A demonstration
-without a reward is not used. `when: unsolved` uses it only if no rollout of the policy got the same reward.
+with a reward of 0 is not used. `when: unsolved` uses it only if no rollout of the policy got the same reward.
 `data/demonstrations` counts them.
 
 ## Mismatch and staleness
