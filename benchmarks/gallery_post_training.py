@@ -102,7 +102,7 @@ def figures(recipe: Shown, paths: list[Path], needed: list[Path]) -> dict[str, A
 def rows(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The table."""
     yield (
-        "| recipe | held-out, before | after, by seed | aim | seconds of training, by seed | compared with the quickstart |"
+        "| recipe | held-out, before | after, by seed | aim | seconds of training, by seed | versus the quickstart |"
     )
     yield "|---|---|---|---|---|---|"
     for name, found in gallery.items():
