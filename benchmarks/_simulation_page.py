@@ -9,117 +9,122 @@ from _figure11 import errors
 
 HEAD = """# Published and simulated speed-ups
 
-Written by `make bench NAME=simulate-paper` from the workloads in `examples/simulation/`; each file names what its
-source published, and which constants it does not give. How the simulator works: [Simulation](../simulation.md).
+Written by `make bench NAME=simulate-paper` from the workloads in `examples/simulation/`. Each file lists the
+figures that its source published, and the constants that it does not publish. How the simulator works:
+[Simulation](../simulation.md).
 
 ## Against a synchronous run of the same staleness
 
-`best` is asynchronous training with α = 4. Its samples are up to four policy versions old, and it keeps five times as
-many rollouts in flight as a synchronous run. A synchronous run has the same if it generates five batches at once and
-splits them into five updates (`training.num_updates`): that is the comparison which says what asynchrony itself gains.
-Both train the same number of samples in each update, whole groups, and drop none. Time, samples and tokens of one
-update, split batch first (`--parts staleness`):
+`best` is asynchronous training with α = 4. Its samples are up to four policy versions old, and it has five times as
+many rollouts in flight as a synchronous run. A synchronous run has the same staleness if it generates five batches
+at once and splits them into five updates (`training.num_updates`). This comparison shows the gain of asynchrony
+itself. Both train the same number of samples in each update, in whole groups, and drop none. Time, samples and
+tokens of one update, split batch first (`--parts staleness`):
 """
 
 PUBLISHED_HEAD = """
 ## Published figures
 
-Mean and 95 % interval over seeds. "±30 %" moves every constant (the device's rates, lengths, latencies, solve rates,
-number of turns) by itself, up and down, under one seed (queue-scheduling: five): the range of the ratio, and whether
-its sign holds throughout; where it says nothing, the constants were not moved. "Tokens" are those trained in a step,
-relative to the baseline's: a speed-up with fewer tokens is partly one of doing less. "Staleness" is that of the
-baseline and of the other. Constants that were chosen so that a baseline's published time comes out: the limit of
-answers in queue-scheduling, the number of turns in environment-latency (and, through it, in environment-ladder).
-A ratio that agrees there was reached with one fitted constant. ROLL Flash (arXiv 2510.11345) was not read: its figures
-come from notes about it. RollPacker and RollArt were.
+Mean and 95 % interval over seeds. "±30 %" changes each constant (the device's rates, lengths, latencies, solve
+rates, number of turns) separately, up and down, under one seed (queue-scheduling: five), and gives the range of the
+ratio and whether its sign always holds; an empty cell means that the constants were not changed. "Tokens" are the
+trained tokens of a step, relative to the baseline's: a speed-up with fewer tokens comes partly from less work.
+"Staleness" is that of the baseline and of the other run. Some constants were fitted to a baseline's published time:
+the limit of answers in queue-scheduling, the number of turns in environment-latency (and, through it, in
+environment-ladder). There, an equal ratio was reached with one fitted constant. The figures of ROLL Flash (arXiv
+2510.11345) come from notes about the paper, those of RollPacker and RollArt from the papers.
 """
 
 OURS_HEAD = """
 ## Policies that were added later, against a baseline of staleness 0
 
-Chosen on other seeds. Most of what `best` gains here is its five times as many rollouts in flight: see the first table.
-`whole_prompts` is tail batching that postpones whole prompts but drops no rollout of a prompt: on-policy, and over a
-run it trains every prompt with all its rollouts. `continuous` (for environments, `each_alone` and `alone_*`) is the
-stronger baseline: continuous batching with least-loaded routing, rewards at once.
+These policies were chosen on other seeds. Most of the gain of `best` comes from its five times as many rollouts in
+flight: see the first table. `whole_prompts` is tail batching that defers whole prompts and drops no rollout of a
+prompt: it is on-policy, and over a run it trains every prompt with all its rollouts. `continuous` (for
+environments, `each_alone` and `alone_*`) is the stronger baseline: continuous batching with least-loaded routing
+and immediate rewards.
 """
 
 FASTEST_HEAD = """
-## What shorter answers would gain
+## The gain of shorter answers
 
 `fastest` (α = 2, `rollout_redundancy: 1.25`, `choose: first_finished`) drops the slowest fifth of each prompt's
-rollouts. It trains fewer tokens and other samples than its baseline, so these are no speed-ups of the same work; what
-that choice does to rewards is in [Scheduling](../scheduling.md#what-a-choice-leaves-out).
+rollouts. It trains fewer tokens and other samples than its baseline, so these ratios are not speed-ups of the same
+work. [Scheduling](../scheduling.md#what-a-choice-leaves-out) describes the effect of this choice on rewards.
 """
 
 FIGURE11_HEAD = """
 ## RollPacker's Figure 11: rollout time alone
 
-arXiv 2509.21009, section 6.3, read there: R launches more rollouts of each prompt and counts the first that finish, P
-launches more prompts and leaves the rest for a long round; each figure is the mean over a period of short rounds and a
-long one. Both models share one law of lengths: {at_limit:.1%} of the answers reach the limit, and answers to one prompt
-are correlated by {correlation:g}. It was searched for among {num_laws} laws, by both models together, among the longest
-answers alone (below). Two times of each model are fitted to the simulated bars: seconds that every round takes whatever
-its answers, and a factor on the simulated time of generation. The paper does not break the rollout stage down, so the
-seconds of a round are a supposition. Fitted are six bars; the two at 1.125 were left out of the search and of the fit,
-and test it. {num_seeds} seeds (`--parts figure11`); where only rollouts are redundant, the hardest prompt decides, and
-24 to 30 rounds leave a standard error of 6 to 9 %.
+arXiv 2509.21009, section 6.3. R launches more rollouts of each prompt and counts the first that finish. P launches
+more prompts and defers the rest to a long round. Each value is the mean over a period of short rounds and a long
+round. Both models have the same length distribution: {at_limit:.1%} of the answers reach the limit, and the
+correlation of answers to one prompt is {correlation:g}. A search over {num_laws} distributions found it, with both
+models together and only from the longest answers (below). Two times per model are fitted to the simulated bars: a
+fixed duration of every round, and a factor on the simulated generation time. The paper does not divide the rollout
+stage into parts, so the fixed duration is an assumption. Six bars are fitted. The two bars at 1.125 were excluded
+from the search and the fit, and test it. {num_seeds} seeds (`--parts figure11`). If only rollouts are redundant,
+the hardest prompt determines the time, and 24 to 30 rounds leave a standard error of 6 to 9 %.
 """
 
-FIGURE11_END = """14B misses: R is simulated too fast and P too slow. Part of it may be chance. Another part is
-what the search leaves out: it takes a round for a fixed time and one for each token of its longest answer, but the
-simulator's long answers also slow each other down, so that stopping most of them early (R) gains more. Answers more
-alike would move both the right way; with a correlation of 0.6 an earlier fit (one seed) missed by 24 % the other way,
-and nothing between was simulated. So no set of constants is known that meets all bars of 14B within 15 %.
+FIGURE11_END = """\
+14B does not match: R is simulated too fast and P too slow. A part of the difference may be noise. Another part is a
+limit of the search: it models a round as a fixed time plus a time per token of its longest answer. In the
+simulator, long answers also slow each other down, so stopping most of them early (R) gains more. A higher
+correlation of answers would change both in the right direction; with a correlation of 0.6, an earlier fit (one
+seed) missed by 24 % in the other direction, and values between were not simulated. So no known set of constants
+matches all bars of 14B within 15 %.
 
-32B was searched for only. Its bars ask for prompts of two kinds: three or more of ten answers to a hard prompt reach
-the limit (R 1.25 saves nothing), hardly ever five of twelve (R 1.5), and most prompts have no such answer at all (P).
-No correlation gives that, and the simulator has no such prompts. In the search (`benchmarks/_figure11_search.py`),
-the best law of each kind misses each model's fitted bars, and the two others, by at most:
+32B was only searched. Its bars need two kinds of prompts: of ten answers to a hard prompt, three or more reach the
+limit (R 1.25 saves nothing), but hardly ever five of twelve (R 1.5), and most prompts have no such answer (P). No
+correlation produces this, and the simulator has no such prompts. In the search (`benchmarks/_figure11_search.py`),
+the best distribution of each kind misses the fitted bars of each model, and the two others, by at most:
 """
 
 _TAIL = (
     "The simulated gain is larger than the published one. In the paper, short rounds take 2.1 to 3.6 times less "
-    "than the baseline's, although their longest answer is up to 8.9 times shorter; here both shrink alike. So a "
-    "part of the paper's rounds does not shrink with the longest answer. The missing constant is the time of "
-    "rewards: when tail batching was measured alone they were not yet asynchronous, and what making them so "
-    "gained afterwards says how long they had held a step up: 27 % of the baseline's step (7B), 17 % (14B), 5 % "
-    "(32B). The workload leaves them out. With them, short rounds of 7B are 2.3 times as fast, as published."
+    "than the baseline's, although their longest answer is up to 8.9 times shorter; here, both decrease in the "
+    "same proportion. So a part of the paper's rounds does not depend on the longest answer. The missing constant"
+    " is the time of rewards: when the paper measured tail batching alone, rewards were not yet asynchronous, and"
+    " the later gain of asynchronous rewards shows their share of a step: 27 % of the baseline's step (7B), 17 % "
+    "(14B), 5 % (32B). The workload omits them. With them, short rounds of 7B are 2.3 times as fast, as "
+    "published."
 )
 _TAIL_END = (
-    "Fitted, not tested: with as many knobs as figures, what is left goes if answers to one prompt are alike, "
-    "and an engine spends 0.3 to 0.5 ms "
-    "of host time per request and step, which short rounds with 100 requests per engine feel and the tail does "
-    "not: then all three ratios are within 15 % (7B 1.42 to 1.46, published 1.30; 14B 1.58 to 1.64, "
-    "published 1.48; 32B 2.15 to 2.19, published 2.21). A heavier tail does not explain it for all models: "
-    "where 5 % of the answers reach the limit, 32B is close (2.41), but 7B stays at 2.11, and the "
-    "longest answer of short rounds shrinks less than published. Figure 11, above, asks for other constants than "
-    "these (a correlation of 0.2, not 0.5), so this is no explanation of both."
+    "A fit without a test, because it has as many parameters as figures: the remaining difference disappears if "
+    "answers to one prompt are correlated and an engine needs 0.3 to 0.5 ms of host time per request and step, "
+    "which affects short rounds with 100 requests per engine but not the tail. Then all three ratios are within "
+    "15 % (7B 1.42 to 1.46, published 1.30; 14B 1.58 to 1.64, published 1.48; 32B 2.15 to 2.19, published 2.21). "
+    "A heavier tail does not explain all models: if 5 % of the answers reach the limit, 32B is close (2.41), but "
+    "7B stays at 2.11, and the longest answer of short rounds decreases less than published. Figure 11 (above) "
+    "needs other constants (a correlation of 0.2, not 0.5), so this does not explain both."
 )
 NOTES: Mapping[str, Sequence[str]] = {
     "queue-scheduling": (
         (
-            "The baseline takes as long as published (125 s), which chose the limit of its answers; with "
-            "redundant prompts a step is faster than published (37 s). A constant that is missing is the share of "
-            "prompts without a signal, which the file supposes to be a half."
+            "The baseline takes as long as published (125 s), because the limit of its answers was fitted to this"
+            " time; with redundant prompts, a step is faster than published (37 s). A missing constant is the "
+            "share of prompts without a signal; the file assumes one half."
         ),
         (
-            "With 62 % of the prompts and a limit of 6k tokens the baseline takes 122 s and redundant prompts 33 "
-            "s (10 further seeds: 130 s and 40 s, 3.25). These are two constants fitted to two published times, so "
-            "that they are met explains nothing; no figure is left to test them on. Fewer engines, on which "
-            "the further prompts would slow each other down, matter less."
+            "With 62 % of the prompts and a limit of 6k tokens, the baseline takes 122 s and redundant prompts 33"
+            " s (10 further seeds: 130 s and 40 s, 3.25). Two constants are fitted to two published times here, "
+            "so the match explains nothing, and no figure remains to test them. Fewer engines, on which the "
+            "additional prompts would slow each other down, have a smaller effect."
         ),
     ),
     "async-rlvr": (
         (
-            "Why α = 2 is not the best here: a sample that begins under version v must be ready for the update "
-            "from v + α, so a step takes at least (L + d) / (α + 1), with L the longest answer (388 s alone) and "
-            "d the update: 189 s for `async_2`, whatever the engines do (`tests/unit/simulation/test_bounds.py`)."
+            "α = 2 is not the best value here: a sample that starts under version v must be ready for the update "
+            "from v + α, so a step takes at least (L + d) / (α + 1), where L is the longest answer (388 s alone) "
+            "and d the update: 189 s for `async_2`, independent of the engines "
+            "(`tests/unit/simulation/test_bounds.py`)."
         ),
     ),
     "environment-latency": (
         (
-            "`best` has five times as many environments at work as the baseline, and engines to spare for them "
-            "(one device less, which trains)."
+            "`best` runs five times as many environments as the baseline, and has enough engines for them (one "
+            "device fewer, which trains)."
         ),
     ),
     "tail-batching-7b": (_TAIL, _TAIL_END),

@@ -50,11 +50,12 @@ OTHERS = (
 )
 HEAD = """# Predicted and measured generation
 
-The simulated engine is fitted (`roll.simulation.fit`, as `roll simulate --calibrate` does) to one run of vLLM on two
-CPU cores and predicts the others: SmolLM2-135M in bf16, one engine with the quickstart's settings, answers that end by
-themselves, the production scheduler without a trainer. A simulation gets a run's prompts, settings and recorded
-lengths (an answer that a policy cut short would go on to the longest allowed), and no time of it. The makespan is what
-the steps waited for their batches. All runs were made in one go, in one process. Made by `make bench NAME=calibration`.
+The simulated engine is fitted (`roll.simulation.fit`, as in `roll simulate --calibrate`) to one run of vLLM on two CPU
+cores and predicts the other runs: SmolLM2-135M in bf16, one engine with the quickstart's settings, answers of natural
+length, the production scheduler without a trainer. A simulation uses a run's prompts, settings and recorded lengths
+(an answer that a policy stopped gets the maximum length), but none of its times. The makespan is the time that the
+steps waited for their batches. All runs were made one after the other, in one process.
+Made by `make bench NAME=calibration`.
 """
 
 

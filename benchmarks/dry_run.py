@@ -166,10 +166,10 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
     yield "# Dry runs of large models"
     yield ""
     yield (
-        "What `make bench NAME=dry-run` found: a training step of one rank of each stage, by the code that trains, on "
-        "tensors without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four "
-        "of them a step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory is that of "
-        "tensors: a device needs some GiB more\nfor kernels, collectives and fragments."
+        "Result of `make bench NAME=dry-run`: one training step of one rank of each stage, with the training code on "
+        "tensors without data\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four per "
+        "step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory counts only tensors: "
+        "a device needs some GiB more\nfor kernels, collectives and fragmentation."
     )
     for name, by_layout in results.items():
         yield ""
