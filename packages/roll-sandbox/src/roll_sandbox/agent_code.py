@@ -51,7 +51,7 @@ def run():
     from roll_sandbox.agent import programs, serve
     try:
         serve.main()
-    except programs.Become as become:
+    except programs.RunAtTop as become:
         return become.function, become.arguments
 found = run()
 while True:

@@ -39,7 +39,7 @@ TERMINAL_KEPT_BYTES = 2**22
 """Most bytes kept of a terminal's output: more than may wait to be shown, so that a client that rejoins sees the
 screen.
 """
-_SESSION_ENDED = "the shell session has ended: open another one"
+_SESSION_ENDED = "the shell session has ended: open another session"
 
 
 class Sandbox:
@@ -162,9 +162,13 @@ class Sandbox:
             raise
         if job.has_closed_session:
             if Limit.PROCESSES in result.limits_hit:
-                raise SandboxSessionError("no more processes may run in the sandbox: end a session or a program first")
+                raise SandboxSessionError(
+                    "the sandbox has reached its limit of processes: end a session or a program first"
+                )
             where = f" in {cwd!r}" if cwd else ""
-            raise SandboxSessionError(f"bash did not start{where} (exit code {result.exit_code}): are both there?")
+            raise SandboxSessionError(
+                f"bash did not start{where} (exit code {result.exit_code}): check that bash and the directory exist"
+            )
         return Session(self, self._connection, job._job.channel)
 
     async def usage(self) -> Usage:
@@ -283,7 +287,7 @@ class Session:
     async def start(self, command: str, *, wall_s: float | None = None) -> Job:
         """Start a command and stream its output; the next command waits for its end."""
         if "\0" in command:
-            raise ValueError("a zero byte in a command: bash cannot read it.")
+            raise ValueError("a command must not contain a zero byte, which bash cannot read.")
         async with self._lock:
             if self._last is not None:
                 await self._last.wait()

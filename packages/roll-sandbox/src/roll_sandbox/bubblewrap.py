@@ -105,11 +105,13 @@ class BubblewrapRuntime:
     async def _start(self) -> None:
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
-            raise SandboxUnavailableError(f"sandboxes need bubblewrap, and 'bwrap' is not in PATH. {INSTALL}")
+            raise SandboxUnavailableError(
+                f"the bubblewrap runtime needs the program 'bwrap', which is not in PATH. {INSTALL}"
+            )
         if os.uname().machine not in SUPPORTED:
             raise SandboxUnavailableError(
-                f"sandboxes need a system-call filter, and there is none for '{os.uname().machine}', "
-                f"only for {', '.join(SUPPORTED)}."
+                f"the architecture '{os.uname().machine}' is not supported: system-call filters exist for "
+                f"{', '.join(SUPPORTED)}."
             )
         self._filter = seccomp_filter()
         self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
@@ -118,11 +120,11 @@ class BubblewrapRuntime:
         self._spawner = await self._start_spawner()
         facts = self._spawner.facts
         if not facts["groups"]:
-            _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
+            _log.info("cgroups cannot be created here: the agent samples the memory of sandboxes instead")
         self._limit_flags = {
             "counts_cpu": facts["cpu"],
-            "bound_processes": not facts["groups"],
-            "bound_address_space": not facts["groups"],
+            "limit_processes": not facts["groups"],
+            "limit_address_space": not facts["groups"],
             "watch_memory": not facts["groups"],
         }
         try:
@@ -159,7 +161,9 @@ class BubblewrapRuntime:
                     if spawner.is_lost:
                         raise
                     if last:
-                        _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+                        _log.warning(
+                            "the zygote is not available, so bwrap starts every sandbox, which takes longer: %s", error
+                        )
                         self._zygote = False
         finally:
             os.close(code)
@@ -173,7 +177,7 @@ class BubblewrapRuntime:
         except SandboxError as error:
             if not self._zygote:
                 raise
-            _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+            _log.warning("the zygote is not available, so bwrap starts every sandbox, which takes longer: %s", error)
             self._zygote = False
             await self._run_test_sandbox()
 
@@ -209,7 +213,7 @@ class BubblewrapRuntime:
             image=make_agent_image(image, spec.mounts, merged=merged) if image else None,
             isolated=True,
             mount_space=True,
-            own_group=False,
+            has_own_cgroup=False,
             filter=self._filter,
             **self._limit_flags,
         )
@@ -244,7 +248,10 @@ class BubblewrapRuntime:
                 self._supports_overlays = True
             except SandboxError as error:
                 self._supports_overlays = False
-                _log.warning("sandboxes cannot change their images, which are put together once: %s", error)
+                _log.warning(
+                    "sandboxes cannot mount overlays here: images are merged and read-only: %s",
+                    error,
+                )
             finally:
                 await sandbox.close()
 
@@ -271,7 +278,7 @@ class BubblewrapRuntime:
         """Start a new spawner after the last one was killed, together with its sandboxes."""
         async with self._spawner_lock:
             if self._spawner is lost:
-                _log.warning("the process that starts sandboxes was killed: starting another")
+                _log.warning("the spawner was killed: starting another")
                 await lost.close()
                 try:
                     spawner = await self._start_spawner()

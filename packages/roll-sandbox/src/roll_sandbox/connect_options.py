@@ -20,7 +20,9 @@ def normalize_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"'{url}' is no address of a sandbox service: write one such as 'http://127.0.0.1:8741'.")
+        raise ConfigError(
+            f"the address of a sandbox service must be an HTTP(S) URL such as 'http://127.0.0.1:8741', got '{url}'."
+        )
     return url.rstrip("/")
 
 
@@ -48,8 +50,8 @@ def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=os.path.expanduser(ca_file))
     except OSError as error:
-        reason = "there is no certificate in PEM in it" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(f"the file of certificates '{ca_file}' cannot be used: {reason}.") from None
+        reason = "it has no certificate in PEM format" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"the CA file '{ca_file}' cannot be loaded: {reason}.") from None
 
 
 def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableError:
@@ -58,14 +60,14 @@ def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableErro
 
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
     what = "start one with `roll-sandbox serve`"
-    reason = str(error) or "too slow"
+    reason = str(error) or "timeout"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(inner, "verify_message", "") or str(inner)
-        what = "name the file of its certificate, or of who signed it: `--ca-file`, `ca_file`, or sandbox.ca_file"
+        what = "set the file of the CA certificate: `--ca-file`, `ca_file`, or sandbox.ca_file"
     elif isinstance(error, aiohttp.ClientConnectorSSLError):
-        reason, what = "what is there does not speak TLS", "its address may begin with http://"
+        reason, what = "the server does not use TLS", "the address may begin with http://"
     elif isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
-        reason, what = "it hung up", "its address may begin with https://"
+        reason, what = "the server closed the connection", "the address may begin with https://"
     elif isinstance(inner, OSError) and inner.errno is not None:
         reason = os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
     return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){describe_proxy(url)}: {what}.")

@@ -74,7 +74,7 @@ class DockerRuntime:
             if machine in SUPPORTED:
                 self._filter = seccomp_filter(machine)
             else:
-                _log.warning("there is no system-call filter for '%s': the engine's own is the only one", machine)
+                _log.warning("no system-call filter for '%s' exists: only the engine's own filter applies", machine)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
         """Return the spec as it is: image names are resolved by the engine."""
@@ -116,11 +116,11 @@ class DockerRuntime:
             },
             isolated=True,
             mount_space=False,
-            own_group=True,
+            has_own_cgroup=True,
             counts_cpu=False,
             filter=self._filter,
-            bound_processes=False,
-            bound_address_space=False,
+            limit_processes=False,
+            limit_address_space=False,
             watch_memory=True,
         )
         connection = _DockerConnection(lambda: "the container ended unexpectedly")
@@ -211,8 +211,8 @@ def _detach_socket(line: Any) -> socket.socket:
     if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
         line.close()
         raise SandboxUnavailableError(
-            "the docker runtime talks to containers through a plain socket, and the engine's address needs TLS or SSH: "
-            "forward it to a local one (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
+            "the docker runtime needs a plain socket to the engine, and this engine's address uses TLS or SSH: "
+            "forward it to a local socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
             "DOCKER_HOST=unix:///tmp/docker.sock."
         )
     duplicate = raw.dup()
@@ -227,19 +227,19 @@ def _explain_start_error(error: Exception, image: str, spec: SandboxSpec) -> Exc
     text = str(getattr(error, "explanation", None) or error)
     if isinstance(error, docker.errors.ImageNotFound):
         return SandboxUnavailableError(
-            f"the Docker engine has no image '{image}': docker pull {image}, or name one that it has "
-            "(`sandbox.image`; docker images lists them)."
+            f"the Docker engine has no image '{image}': run `docker pull {image}`, or set `sandbox.image` to "
+            "an existing image (`docker images` lists them)."
         )
     if "executable file not found" in text or '"python3"' in text:
         return SandboxUnavailableError(
-            f"the Docker image '{image}' has no python3, which a sandbox's first process needs (3.9 or newer): {text}"
+            f"the Docker image '{image}' has no python3 (3.9 or newer), which the sandbox's agent needs: {text}"
         )
     if "bind source path does not exist" in text or "invalid mount config" in text:
         mounts = ", ".join(f"'{mount.source}' at '{mount.target}'" for mount in spec.mounts)
         return SandboxUnavailableError(
             f"the Docker engine cannot mount {mounts}: {text}. Sources must exist on the engine's own machine."
         )
-    return SandboxError(f"docker does not start a container: {text}")
+    return SandboxError(f"Docker cannot start a container: {text}")
 
 
 def _connect() -> tuple[DockerClient, str]:
@@ -248,14 +248,14 @@ def _connect() -> tuple[DockerClient, str]:
         import docker
     except ImportError as error:
         raise SandboxUnavailableError(
-            f"the docker runtime needs the Docker SDK: {install_extra('docker')} (or choose the bubblewrap runtime)."
+            f"the docker runtime needs the Docker SDK: {install_extra('docker')} (or choose the runtime 'bubblewrap')."
         ) from error
     try:
         client = docker.from_env()
         machine = str(client.info().get("Architecture"))
     except (docker.errors.DockerException, OSError) as error:
         raise SandboxUnavailableError(
-            f"no Docker engine answers ({error}). Start it, set DOCKER_HOST, or choose the bubblewrap runtime."
+            f"cannot connect to the Docker engine ({error}): start it, set DOCKER_HOST or use the runtime 'bubblewrap'."
         ) from error
     return client, machine
 

@@ -196,7 +196,7 @@ class SandboxManager:
             except (SandboxError, OSError) as error:
                 self._counts["failed_starts"] += 1
                 if isinstance(error, OSError):  # of this process, perhaps its limit on open files
-                    raise SandboxError(f"a sandbox cannot be started: {error}") from error
+                    raise SandboxError(f"cannot start a sandbox: {error}") from error
                 if attempt + 1 == LAUNCH_ATTEMPTS:
                     raise
             else:

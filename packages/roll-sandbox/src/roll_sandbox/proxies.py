@@ -61,8 +61,8 @@ def proxy_for(url: str) -> str | None:
     if not proxy.startswith(("http://", "https://")):
         shown = urllib.parse.urlsplit(proxy)
         raise ConfigError(
-            f"the environment names the proxy '{shown.scheme}://{shown.hostname}' for {scheme}://{host}, and only HTTP "
-            f"proxies can be used: set {scheme.upper()}_PROXY to one, or list '{host}' in NO_PROXY."
+            f"the proxy '{shown.scheme}://{shown.hostname}' for {scheme}://{host} is not supported; only HTTP proxies "
+            f"are: set {scheme.upper()}_PROXY to one, or list '{host}' in NO_PROXY."
         )
     return proxy
 

@@ -25,8 +25,8 @@ def make_agent_settings(
         env: environment variables of programs.
         image: layers that the agent mounts (`images/system.py`).
         flags: isolated (the files are the sandbox's own), mount_space (the agent mounts them, and may make
-            namespaces), own_group (the control group is the sandbox's alone), counts_cpu (the host passed a CPU
-            counter to the agent), filter, bound_processes, bound_address_space, watch_memory.
+            namespaces), has_own_cgroup (the control group is the sandbox's alone), counts_cpu (the host passed a CPU
+            counter to the agent), filter, limit_processes, limit_address_space, watch_memory.
     """
     return {
         "home": home,
@@ -50,7 +50,7 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
 
     Raises:
         TypeError: it is not a program, or its input or a file is not bytes.
-        ValueError: a text has a zero byte, or a limit is no number above 0.
+        ValueError: a text has a zero byte, or a limit is not a positive number.
         OversizedUploadError: it does not fit into its sandbox.
     """
     _check_kinds(program)
@@ -72,7 +72,7 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
     if program.terminal is not None:
         if alone:
             raise ValueError(
-                "a terminal is for a program of a sandbox that is kept: `create` one, and `start` it there."
+                "a program with a terminal needs a sandbox of its own: call `create`, then `start` the program there."
             )
         request["output_bytes"] = program.output_bytes or _UNLIMITED_BYTES
     check_texts(request)
@@ -90,21 +90,21 @@ def check_texts(request: dict[str, Any]) -> None:
     texts += [request["cwd"]] if request["cwd"] else []
     for text in texts:
         if "\0" in text:
-            raise ValueError(f"a zero byte in {text[:80]!r}: arguments, variables and paths cannot have one.")
+            raise ValueError(f"arguments, variables and paths must not contain a zero byte, got {text[:80]!r}.")
 
 
 def _check_kinds(program: Program) -> None:
     if not isinstance(program, PythonCode | Command):
-        raise TypeError(f"a {type(program).__name__} is no program: PythonCode(source=…) or Command(argv=(…)) is.")
+        raise TypeError(f"a program must be PythonCode(source=…) or Command(argv=(…)), got {type(program).__name__}.")
     if isinstance(program.argv, str):
-        raise TypeError(f"the argv {program.argv[:80]!r} is a text: write a word for each argument, ('ls', '-l').")
+        raise TypeError(f"argv must be a tuple of strings such as ('ls', '-l'), got the string {program.argv[:80]!r}.")
     for what, data in (("standard input", program.stdin), *program.files.items()):
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(f"'{what}' of a program is a {type(data).__name__}: bytes are needed, text.encode().")
+            raise TypeError(f"'{what}' of a program must be bytes (text.encode()), got {type(data).__name__}.")
     for name in ("wall_s", "cpu_s", "output_bytes"):
         limit = getattr(program, name)
         if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            raise ValueError(f"{name} of a program is {str(limit)[:80]!r}: a number above 0 is needed.")
+            raise ValueError(f"{name} of a program must be a positive number, got {str(limit)[:80]!r}.")
 
 
 def _check_size(program: Program, limits: Limits) -> None:
@@ -121,6 +121,6 @@ def _check_size(program: Program, limits: Limits) -> None:
     ):
         if size > most:
             raise OversizedUploadError(
-                f"the {what} of a program have {size:,} bytes, and its sandbox takes {most:,}: raise the limit "
+                f"the {what} of a program must have at most {most:,} bytes, got {size:,}: raise the limit "
                 f"({'disk_bytes' if what == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
             )

@@ -201,7 +201,7 @@ def seccomp_filter(architecture: str | None = None) -> bytes:
     """
     architecture = architecture or platform.machine()
     if architecture not in SUPPORTED:
-        raise ValueError(f"there is no system-call filter for '{architecture}', only for {', '.join(SUPPORTED)}")
+        raise ValueError(f"architecture must be one of {', '.join(SUPPORTED)}, got '{architecture}'")
     refused = _return_error(errno.EPERM)
     program = [
         _instruction(_LOAD, _ARCH),

@@ -22,8 +22,8 @@ START_S = 60.0
 """How long a spawner may take to start; it takes 0.1 s on an idle machine."""
 END_S = 10.0
 _MESSAGE_BYTES = 1 << 17
-_NOT_RUNNING = "the process that starts sandboxes is gone"
-_START_FAILED = "the process that starts sandboxes does not start"
+_NOT_RUNNING = "the spawner is not running"
+_START_FAILED = "the spawner does not start"
 
 
 @dataclass(kw_only=True)
@@ -91,11 +91,9 @@ class SpawnerClient:
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):
-                why = f"no answer within {START_S:g} s (is this machine under heavy load?)"
+                why = f"no answer within {START_S:g} s; the machine may be overloaded"
             elif isinstance(error, SandboxError):
-                why = (
-                    f"it ended at once {_describe_exit(client._process.returncode)}; what it wrote is on standard error"
-                )
+                why = f"it exited {_describe_exit(client._process.returncode)}; see its messages on standard error"
             else:
                 raise
             raise SandboxUnavailableError(f"{_START_FAILED}: {why}") from error
@@ -129,7 +127,7 @@ class SpawnerClient:
         _resolve(self._zygote, None, error)
 
     def _on_image(self, name: str, directory: str | None, error: str) -> None:
-        error = "" if directory is not None else f"the file system of a sandbox cannot be built: {error}"
+        error = "" if directory is not None else f"cannot build the file system of a sandbox: {error}"
         _resolve(self._images.pop(name), directory, error)
 
     def _on_started(self, identity: int, counters: Sequence[tuple[str, str]] | None) -> None:
@@ -140,7 +138,7 @@ class SpawnerClient:
     def _on_ended(self, identity: int, status: int, error: str) -> None:
         child = self._children.pop(identity)
         if not child.started.done():
-            child.started.set_exception(SandboxError(f"a sandbox cannot be started: {error or f'status {status}'}"))
+            child.started.set_exception(SandboxError(f"cannot start a sandbox: {error or f'status {status}'}"))
         if not child.ended.done():
             child.ended.set_result(None)
 

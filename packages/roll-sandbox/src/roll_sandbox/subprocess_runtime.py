@@ -55,11 +55,11 @@ class SubprocessRuntime:
         """
         if spec.trust != "trusted":
             raise UntrustedCodeError(
-                "the subprocess runtime has no isolation and was given code marked 'untrusted'. Use the bubblewrap or "
-                "docker runtime, or say SandboxSpec(trust='trusted') for code that you wrote yourself."
+                "the subprocess runtime has no isolation and must not run untrusted code. Use the bubblewrap or docker "
+                "runtime, or set SandboxSpec(trust='trusted') for code that you wrote yourself."
             )
         if spec.mounts or spec.image:
-            raise UntrustedCodeError("the subprocess runtime has no file system of its own: no mounts, no image.")
+            raise UntrustedCodeError("the subprocess runtime does not support mounts and images.")
         directory = tempfile.mkdtemp(prefix=_PREFIX)
         ours, theirs = socket.socketpair()
         with theirs:
@@ -84,11 +84,11 @@ class SubprocessRuntime:
             env={**env, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TMPDIR": directory},
             isolated=False,
             mount_space=False,
-            own_group=False,
+            has_own_cgroup=False,
             counts_cpu=False,
             filter=b"",
-            bound_processes=False,
-            bound_address_space=True,
+            limit_processes=False,
+            limit_address_space=True,
             watch_memory=True,
         )
         connection = AgentConnection(lambda: "the agent ended unexpectedly")

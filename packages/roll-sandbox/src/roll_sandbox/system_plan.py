@@ -115,10 +115,12 @@ def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     for mount in mounts:
         plain = os.path.normpath(mount.target) == mount.target and not mount.target.startswith("//")
         if not os.path.exists(mount.source) or not mount.source.startswith("/"):
-            raise SandboxUnavailableError(f"sandbox mount of '{mount.source}': it must exist, and be absolute.")
+            raise SandboxUnavailableError(
+                f"sandbox mount of '{mount.source}': the source must exist and be an absolute path."
+            )
         if not mount.target.startswith("/") or mount.target == "/" or not plain:
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}' at '{mount.target}': a place below '/' is needed, absolute and "
+                f"sandbox mount of '{mount.source}' at '{mount.target}': the target must be an absolute path below '/' "
                 "without '..'."
             )
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)

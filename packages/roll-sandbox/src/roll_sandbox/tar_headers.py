@@ -38,7 +38,7 @@ class Header(tarfile.TarInfo):
         if not 0 <= self.size <= _MAX_BYTES:
             raise _make_header_error(f"a header of {self.size:,} bytes")
         if self.type in _PAX and _NUMBER.search(_peek(tarfile.fileobj, self.size)):
-            raise _make_header_error("a header with an endless number")
+            raise _make_header_error("a header with a number of 64 digits or more")
         tarfile.chained_headers = chained + 1
         try:
             return super()._proc_member(tarfile)  # type: ignore[misc]

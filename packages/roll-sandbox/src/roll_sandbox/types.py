@@ -79,7 +79,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None and not value > 0:
-                raise ValueError(f"sandbox limit {name} is {value}; it must be positive.")
+                raise ValueError(f"sandbox limit {name} must be positive, got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class SandboxSpec:
     mounts: tuple[Mount, ...] = ()
     """Read-only additions, for example a directory of Python packages."""
     python_path: tuple[str, ...] = ()
-    """Directories in the sandbox from which Python programs may import, besides the standard library."""
+    """Directories in the sandbox from which Python programs may import, in addition to the standard library."""
     preload: tuple[str, ...] = ()
     """Modules that a sandbox imports in advance, so that programs need not wait for them."""
     pool: str = ""
@@ -149,7 +149,7 @@ class _Settings:
     def __post_init__(self) -> None:
         size = self.terminal
         if size is not None and not (len(size) == 2 and all(type(each) is int and 0 < each < 2**16 for each in size)):
-            raise ValueError(f"a terminal of {str(size)[:80]}: rows and columns are needed, from 1 to 65535.")
+            raise ValueError(f"a terminal must have rows and columns from 1 to 65535, got {str(size)[:80]}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,8 +52,8 @@ def read_directory(directory: str | os.PathLike[str]) -> dict[str, bytes]:
         num_bytes += path.stat().st_size
         if num_bytes > MAX_BYTES or len(found) >= _MAX_FILES:
             raise OversizedUploadError(
-                f"the directory '{directory}' has more than {MAX_BYTES:,} bytes or {_MAX_FILES:,} files, which is "
-                "what can be uploaded: mount less of it, or start the service with `--mounts` of such a directory."
+                f"the directory '{directory}' has more than {MAX_BYTES:,} bytes or {_MAX_FILES:,} files, the most "
+                "that can be uploaded: mount a smaller directory, or start the service with `--mounts`."
             )
         found[path.relative_to(directory).as_posix()] = path.read_bytes()
     return found
@@ -84,13 +84,15 @@ def _check_files(digest: str, files: object) -> dict[str, bytes]:
         SandboxRequestError: a name or a content is invalid, or the digest does not match.
     """
     if not isinstance(files, dict) or len(files) > _MAX_FILES:
-        raise SandboxRequestError(f"an uploaded directory has up to {_MAX_FILES:,} files, by their names.")
+        raise SandboxRequestError(f"an uploaded directory must be an object of at most {_MAX_FILES:,} files by name.")
     for name, data in files.items():
         plain = isinstance(name, str) and 0 < len(name) < 1024 and "\0" not in name and name.isprintable()
         if not plain or not isinstance(data, bytes) or any(part in ("", ".", "..") for part in name.split("/")):
-            raise SandboxRequestError(f"an uploaded directory has no file {str(name)[:80]!r}: paths are relative.")
+            raise SandboxRequestError(
+                f"an uploaded directory has the invalid file {str(name)[:80]!r}: paths must be relative."
+            )
     if compute_digest(files) != digest:
-        raise SandboxRequestError("an uploaded directory is not what its digest says: upload it again.")
+        raise SandboxRequestError("the content of an uploaded directory does not match its digest: upload it again.")
     return files
 
 
@@ -123,7 +125,7 @@ class OwnedUploads:
         num_bytes = sum(len(name) + len(data) for each in (*own.values(), found) for name, data in each.items())
         if num_bytes > MAX_BYTES:
             raise SandboxQuotaError(
-                f"'{owner}' has uploaded directories of {num_bytes:,} bytes in all: a service keeps {MAX_BYTES:,}."
+                f"the uploads of '{owner}' must have at most {MAX_BYTES:,} bytes together, got {num_bytes:,}."
             )
         own[digest] = found
 
@@ -140,7 +142,9 @@ class OwnedUploads:
             refused, error = self._refused.get(owner, ("", None))
             if error is not None and refused == digest:
                 raise error
-            raise SandboxRequestError(f"'{owner}' has not uploaded the directory '{digest[:80]}' that a mount names.")
+            raise SandboxRequestError(
+                f"a mount refers to the directory '{digest[:80]}', which '{owner}' has not uploaded."
+            )
 
     def select(self, owner: str, spec: SandboxSpec, *, exclude: Collection[str]) -> dict[str, dict[str, bytes]]:
         """Return, by digest, the stored directories that a spec mounts, except those in `exclude`."""
@@ -178,7 +182,7 @@ class WrittenUploads:
             made.rename(place)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             shutil.rmtree(made, ignore_errors=True)
-            raise SandboxRequestError("an uploaded directory has a file in place of a directory.") from None
+            raise SandboxRequestError("an uploaded directory uses one name for a file and a directory.") from None
 
     def resolve_mount(self, mount: Mount) -> Mount | None:
         """Return a mount of the written directory; `None` if the mount is not of an upload.
@@ -191,7 +195,7 @@ class WrittenUploads:
         digest = mount.source.removeprefix(_SCHEME)
         place = self._root / digest if self._root is not None and digest.isalnum() else None
         if place is None or not place.is_dir():
-            raise SandboxError("an uploaded directory did not come to the worker: ask for the sandbox again.")
+            raise SandboxError("an uploaded directory did not reach the worker: create the sandbox again.")
         return Mount(source=str(place), target=mount.target)
 
     def close(self) -> None:

@@ -231,7 +231,7 @@ async def test_sandbox_service_router_output_that_is_missing_is_asked_for_and_no
     chunk = {"op": "out", **about, "stream": "stdout"}
     for number, data in ((0, b"a"), (0, b"a"), (2, b"c")):
         line.receive({**chunk, "n": number, "data": data})
-    assert sent[-1]["have"] == 1, "the second piece did not come"
+    assert sent[-1]["have"] == 1, "the second piece did not reach"
     line.receive({"op": "end", **about, "pieces": 2, "end": {"code": 0}})
     assert not job.end.done()
     line.receive({**chunk, "n": 1, "data": b"b"})

@@ -102,17 +102,19 @@ async def test_sandbox_docker_without_an_engine_the_message_says_what_was_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sdk(monkeypatch, connects=DockerError("no such file: /var/run/docker.sock"))
-    with pytest.raises(SandboxUnavailableError, match=r"no Docker engine .*docker\.sock.*DOCKER_HOST"):
+    with pytest.raises(
+        SandboxUnavailableError, match=r"cannot connect to the Docker engine .*docker\.sock.*DOCKER_HOST"
+    ):
         await SandboxManager("docker").start()
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (ImageNotFound("404"), SandboxUnavailableError, f"has no image '{DEFAULT_IMAGE}': docker pull"),
+        (ImageNotFound("404"), SandboxUnavailableError, f"has no image '{DEFAULT_IMAGE}': run `docker pull"),
         (DockerError("bind source path does not exist: /no"), SandboxUnavailableError, "'/no' at '/x'.*engine's own"),
-        (DockerError("500: no space left on device"), SandboxError, "does not start a container.*no space"),
-        (ConnectionError("reset"), SandboxError, "does not start a container.*reset"),
+        (DockerError("500: no space left on device"), SandboxError, "cannot start a container.*no space"),
+        (ConnectionError("reset"), SandboxError, "cannot start a container.*reset"),
     ],
 )
 async def test_sandbox_docker_why_no_container_is_made_is_said_to_whom_it_concerns(

@@ -46,8 +46,8 @@ def framed(text: bytes, *pieces: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("document", "word"),
     [
-        (b"[" * 65 + b"]" * 65, "nested deeper"),
-        (b'[{"a":' * 40 + b"1" + b"}]" * 40, "nested deeper"),
+        (b"[" * 65 + b"]" * 65, "nested more than"),
+        (b'[{"a":' * 40 + b"1" + b"}]" * 40, "nested more than"),
         (b"[" + b"[]," * 2**19 + b"1]", "values"),
         (b"[" + b'"",' * 2**19 + b"1]", "values"),
         (b'"' + b'\\",[' * 2**17 + b"x" * 9 + b'\\" [' * 99, "not JSON"),

@@ -136,7 +136,7 @@ async def test_sandbox_service_http_directories_go_up_and_down_as_archives(calle
         archive(("x", b""), kind=tarfile.FIFOTYPE),
         archive(("x", bytes(10**6)), mode="w:gz"),
         b"",
-        b"no archive" * 100,
+        b"not an image archive" * 100,
     ],
 )
 async def test_sandbox_service_http_hostile_archives_are_refused(hostile: bytes) -> None:

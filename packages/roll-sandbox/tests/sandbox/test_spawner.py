@@ -18,9 +18,9 @@ import pytest
 from sandbox.conftest import missing, spec_for
 
 from roll_sandbox import Command, PythonCode, SandboxError, SandboxManager, SandboxUnavailableError, agent_code
-from roll_sandbox.agent.programs import Started
+from roll_sandbox.agent.programs import StartedProgram
 from roll_sandbox.agent.run import Run
-from roll_sandbox.agent.termination import Ending
+from roll_sandbox.agent.termination import Terminator
 from roll_sandbox.bubblewrap import BubblewrapRuntime
 from roll_sandbox.spawner import SpawnerClient
 
@@ -114,13 +114,13 @@ async def test_sandbox_spawner_that_does_not_answer_in_time_says_so(monkeypatch:
     monkeypatch.setattr("roll_sandbox.spawner.START_S", 0.3)
     monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import time; time.sleep(3)")
     monkeypatch.setattr("roll_sandbox.spawner.END_S", 0.1)
-    with pytest.raises(SandboxUnavailableError, match=r"does not start: no answer within 0\.3 s .*load"):
+    with pytest.raises(SandboxUnavailableError, match=r"does not start: no answer within 0\.3 s.*overloaded"):
         await SpawnerClient.start()
 
 
 async def test_sandbox_spawner_that_ends_at_once_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import os; os._exit(7)")
-    with pytest.raises(SandboxUnavailableError, match="it ended at once with exit code 7"):
+    with pytest.raises(SandboxUnavailableError, match="it exited with exit code 7"):
         await SpawnerClient.start()
 
 
@@ -132,7 +132,7 @@ async def test_sandbox_spawner_closed_runtime_refuses_a_launch_instead_of_waitin
     await runtime.close()
     with pytest.raises(SandboxError, match="closed"):
         await runtime.launch(spec_for("bubblewrap"))
-    with pytest.raises(SandboxError, match="gone"):
+    with pytest.raises(SandboxError, match="not running"):
         await asyncio.wait_for(spawner.spawn(None, ["true"], [], {}, 2, 2), 5)
     await runtime.start()  # it can be started again
     await runtime.close()
@@ -146,7 +146,7 @@ async def test_sandbox_spawner_that_cannot_be_replaced_is_an_infrastructure_erro
     await _kill_spawner(runtime)
     with monkeypatch.context() as patch:
         patch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import os; os._exit(7)")
-        with pytest.raises(SandboxError, match="ended at once"):
+        with pytest.raises(SandboxError, match="it exited"):
             await runtime.launch(spec_for("bubblewrap"))
     sandbox = await runtime.launch(spec_for("bubblewrap"))  # the next one is tried again
     assert (await sandbox.execute(HELLO)).ok
@@ -186,7 +186,7 @@ def test_sandbox_spawner_programs_whose_last_output_reaches_the_limit_are_not_ki
     os.close(reporting[1])
     ended: list[tuple[Any, ...]] = []
     agent = SimpleNamespace(
-        ending=Ending(),
+        terminator=Terminator(),
         forget=os.close,
         ignore=lambda _: None,
         send=lambda *_: None,
@@ -194,13 +194,13 @@ def test_sandbox_spawner_programs_whose_last_output_reaches_the_limit_are_not_ki
     )
     run = Run.__new__(Run)
     vars(run).update(
-        agent=agent, channel=1, input=-1, unread=None, killed=False, reaped=False, open={reading}, counts={}
+        agent=agent, channel=1, input=-1, unshown_bytes=None, killed=False, reaped=False, open={reading}, counts={}
     )
     vars(run).update(limits=[], output_left=2**16 + 1, began=0.0, cpu_used=0.0, cpu_s=None, counted_before=None)
-    run.started = Started(2**22 + 1, reporting[0], {reading: "o"})  # no process can have this number
+    run.started = StartedProgram(2**22 + 1, reporting[0], {reading: "o"})  # no process can have this number
     run.ended(0, SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_maxrss=0))
     assert ended[0][1:4] == (0, 0, ["output"])
-    assert not agent.ending
+    assert not agent.terminator
 
 
 async def _group(runtime: BubblewrapRuntime) -> Path:

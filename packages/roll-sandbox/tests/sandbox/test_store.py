@@ -79,7 +79,7 @@ async def test_sandbox_service_database_a_second_server_is_refused_until_the_fir
 ) -> None:
     monkeypatch.setattr("roll_sandbox.service.store.store._LOCK_TIMEOUT_S", 0.2)
     async with opened(database):
-        with pytest.raises(ConfigError, match="another server has the database"):
+        with pytest.raises(ConfigError, match="another server has locked the database"):
             Store(database).lock()
     async with opened(database):
         pass
@@ -92,7 +92,7 @@ async def test_sandbox_service_database_tables_are_not_changed_under_a_server_th
     url = new_database("sqlite")
     first = Store(url)
     first.lock()
-    with pytest.raises(ConfigError, match="another server has the database"):
+    with pytest.raises(ConfigError, match="another server has locked the database"):
         Store(url).migrate()
     first.close()
     Store(url).migrate()

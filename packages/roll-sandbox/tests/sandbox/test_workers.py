@@ -146,7 +146,7 @@ async def test_sandbox_worker_what_was_to_stop_while_a_worker_was_away_is_stoppe
 
 async def test_sandbox_worker_a_name_is_one_owners_and_one_process_at_a_time(service: Service) -> None:
     link = service.workers.join(ANN, greeting(), Wire())
-    with pytest.raises(SandboxAccessError, match="another owner's worker"):
+    with pytest.raises(SandboxAccessError, match="belongs to another owner"):
         service.workers.join(BEN, greeting(), Wire())
     with pytest.raises(SandboxRequestError, match="another worker is connected as 'worker-a'"):
         service.workers.join(ANN, greeting(process="2"), Wire())

@@ -118,7 +118,7 @@ def clone(flags):
 def change_root(tree):
     """Make `tree` the root, with a /proc of this PID namespace in it. Needs new mount and PID namespaces."""
     mount("none", "/", None, PRIVATE)
-    bind(tree, tree)
+    bind_mount(tree, tree)
     # While the old /proc is visible: the kernel permits a new one only where another is fully visible.
     mount_proc(tree + "/proc")
     enter_root(tree)
@@ -129,7 +129,7 @@ def mount_proc(target):
     mount("proc", target, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
-def bind(source, target):
+def bind_mount(source, target):
     """Bind `source`, with all that is mounted below it, to `target`."""
     mount(source, target, None, _MS_BIND | _MS_REC)
 
@@ -142,7 +142,7 @@ def enter_root(tree):
     os.chdir("/")
 
 
-def freeze_mounts(target):
+def make_read_only(target):
     """Make `target` and every mount below it read-only, without set-user-id and devices, whatever their other flags
     are.
     """
@@ -169,12 +169,12 @@ def move_mount(mount, target):
     _check("move_mount " + target, _call("syscall", _MOVE_MOUNT, mount, b"", -100, target.encode(), 4))
 
 
-def name_host(name):
+def set_host_name(name):
     """Set the host name. Needs a new UTS namespace."""
     _check("sethostname", _call("sethostname", name.encode(), len(name)))
 
 
-def raise_loopback():
+def bring_up_loopback():
     """Bring the loopback device up; the kernel then gives it its address. Needs a new network namespace."""
     line = _call("socket", 2, 2, 0)
     request = b"lo".ljust(16, b"\0") + _IFF_UP.to_bytes(2, sys.byteorder) + bytes(22)
@@ -206,13 +206,13 @@ def adopt_orphans():
     _check("prctl(PR_SET_CHILD_SUBREAPER)", _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
-def private_proc():
+def mount_private_proc():
     """Replace /proc with one that shows this PID namespace. Needs new mount and PID namespaces."""
     mount("none", "/", None, PRIVATE)
     mount_proc("/proc")
 
 
-def writable_space(home, size_bytes, num_files):
+def mount_writable_space(home, size_bytes, num_files):
     """Mount one fresh file system of limited size for home, /tmp and /dev/shm."""
     base = home[: home.rindex("/")]
     options = "size=%d,nr_inodes=%d,mode=755" % (size_bytes, num_files)  # noqa: UP031  (short and as fast)
@@ -243,7 +243,7 @@ def limit_capabilities(kept):
     _check("prctl(PR_SET_NO_NEW_PRIVS)", _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def give_up_privileges(seccomp_filter):
+def drop_privileges(seccomp_filter):
     """Drop all capabilities for good, and apply the filter (if any) to every further system call."""
     limit_capabilities(())
     if seccomp_filter:

@@ -21,30 +21,30 @@ def prepare(settings):
     """Move the agent into the file system that it shares with programs that are not fresh."""
     settings.beginning = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     kernel.unshare(kernel.CLONE_NEWNS)
-    make(settings)
+    mount_layers(settings)
 
 
-def go_back(settings):
+def return_to_first_namespace(settings):
     """Return a fresh program to the agent's first mount namespace, before its own namespaces are made."""
     kernel.setns(settings.beginning, kernel.CLONE_NEWNS)
 
 
-def make(settings):
+def mount_layers(settings):
     """Mount the image's layers, the writable space and /proc, and enter them. Needs new mount and PID namespaces."""
     kernel.mount("none", "/", None, kernel.PRIVATE)
     _mount_space(settings.limits)
     image = settings.image
     if image.layers == 1:
-        kernel.bind(_LAYERS + "/0", _ROOT)
+        kernel.bind_mount(_LAYERS + "/0", _ROOT)
     else:
         os.chdir(_LAYERS)  # keeps the names short: all options of a mount must fit into a page
         lower = ":".join(map(str, range(image.layers)))
         options = "userxattr,lowerdir=" + lower + ",upperdir=" + _SPACE + "/upper,workdir=" + _SPACE + "/work"
         kernel.mount("overlay", _ROOT, "overlay", kernel.NOSUID_NODEV, options)
     for place in image.binds:
-        kernel.bind(place, _ROOT + place)
+        kernel.bind_mount(place, _ROOT + place)
     for name, place in (("home", settings.home), ("tmp", "/tmp"), ("shm", "/dev/shm")):
-        kernel.bind(_SPACE + "/" + name, _ROOT + place)
+        kernel.bind_mount(_SPACE + "/" + name, _ROOT + place)
     kernel.mount_proc(_ROOT + "/proc")
     kernel.enter_root(_ROOT)
 

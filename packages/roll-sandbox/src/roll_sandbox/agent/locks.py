@@ -9,10 +9,10 @@ from __future__ import annotations
 
 MOST = 1024
 """Most locks of a sandbox. A connection to SQLite has five."""
-LOOK_S = 0.05
+CHECK_S = 0.05
 
 
-def hoarders():
+def find_lock_holders():
     """Return the pids that hold file locks, if this sandbox's processes together hold too many; else an empty set."""
     owners, total, rest = set(), 0, b""
     try:

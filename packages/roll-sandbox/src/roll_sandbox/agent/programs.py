@@ -39,7 +39,7 @@ _NO_PROCESS = b"processes"
 _MAX_DESCRIPTORS = 1 << 16
 
 
-class Become(BaseException):
+class RunAtTop(BaseException):
     """Raised in a forked child to leave the agent's loop, with the function to call at the top of the stack."""
 
     def __init__(self, function, *arguments):
@@ -47,7 +47,7 @@ class Become(BaseException):
         self.arguments = arguments
 
 
-class Started:
+class StartedProgram:
     """A started program, seen from the agent."""
 
     def __init__(self, pid, status, streams):
@@ -124,14 +124,14 @@ def fork(function, request, settings, namespace):
         os.close(write)
         os.set_blocking(read, False)
     streams = {read: kind for (read, _), kind in zip(outputs, "oer", strict=False)}
-    return Started(pid, status[0] if status else None, streams)
+    return StartedProgram(pid, status[0] if status else None, streams)
 
 
 def _guarded(function, *arguments):
     """Run `function` in a child, and never return into the agent's loop."""
     try:
         function(*arguments)
-    except Become:
+    except RunAtTop:
         raise
     except BaseException as error:
         os.write(2, ("sandbox: the program cannot be started: %s\n" % (error,)).encode())  # noqa: UP031
@@ -142,7 +142,7 @@ def _child(function, request, settings, outputs, status):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if settings.image and request.fresh:
-        layers.go_back(settings)
+        layers.return_to_first_namespace(settings)
     _place_descriptors(request, outputs, status)
     if status:
         _make_namespaces(request, settings)
@@ -173,7 +173,7 @@ def _place_descriptors(request, outputs, status):
     ):
         if descriptor is not None:
             wanted[number] = descriptor
-    high = [(number, _above_the_standard_ones(descriptor)) for number, descriptor in wanted.items()]
+    high = [(number, _duplicate_above_reserved(descriptor)) for number, descriptor in wanted.items()]
     os.closerange(0, _STATUS + 1)
     for number, descriptor in high:
         os.dup2(descriptor, number)
@@ -184,19 +184,19 @@ def _make_namespaces(request, settings):
     """Make the other namespaces of a program, in the first process of its new PID namespace."""
     if not request.fresh:
         kernel.unshare(kernel.CLONE_NEWNS)
-        kernel.private_proc()
+        kernel.mount_private_proc()
         return
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
-    kernel.raise_loopback()  # its own: closed connections and counters would reveal this program to the next
+    kernel.bring_up_loopback()  # its own: closed connections and counters would reveal this program to the next
     if settings.image:
-        layers.make(settings)
+        layers.mount_layers(settings)
     else:
-        kernel.private_proc()
+        kernel.mount_private_proc()
         limits = settings.limits
-        kernel.writable_space(settings.home, limits.disk_bytes, limits.max_files)
+        kernel.mount_writable_space(settings.home, limits.disk_bytes, limits.max_files)
 
 
-def _above_the_standard_ones(descriptor):
+def _duplicate_above_reserved(descriptor):
     """Return a duplicate of a descriptor that is above the numbers of a program's descriptors."""
     while descriptor <= _STATUS:
         descriptor = os.dup(descriptor)
@@ -210,16 +210,16 @@ def _serve_as_init(program, settings):
         pid, code = os.waitpid(-1, 0)
         if pid == program:
             break
-    os.write(_STATUS, b"%d %d" % (code, disk_full(settings)))
+    os.write(_STATUS, b"%d %d" % (code, is_disk_full(settings)))
     os._exit(0)
 
 
-def disk_full(settings):
+def is_disk_full(settings):
     """Return whether a writable place has room for less than a page, or for no further file.
 
-    With `own_group` (`docker`) home, /tmp and /dev/shm are separate file systems; otherwise they share one.
+    With `has_own_cgroup` (`docker`) home, /tmp and /dev/shm are separate file systems; otherwise they share one.
     """
-    for place in (settings.home, "/tmp", "/dev/shm") if settings.own_group else (settings.home,):
+    for place in (settings.home, "/tmp", "/dev/shm") if settings.has_own_cgroup else (settings.home,):
         try:
             space = os.statvfs(place)
         except OSError:
@@ -240,7 +240,7 @@ def _run(request, settings):
     if request.cwd:
         os.chdir(request.cwd)
     elif settings.image and request.source is None:
-        _go_where_the_image_says(settings.image.cwd)
+        _enter_image_directory(settings.image.cwd)
     environment = dict(settings.env)
     environment.update(request.env)
     for name in ("SIGINT", "SIGPIPE"):
@@ -250,7 +250,7 @@ def _run(request, settings):
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        raise Become(run_python, request.source, request.argv)
+        raise RunAtTop(run_python, request.source, request.argv)
     try:
         try:
             os.execvpe(request.argv[0], request.argv, environment)
@@ -264,7 +264,7 @@ def _run(request, settings):
         os._exit(126 if error.errno == 13 else 127)
 
 
-def _go_where_the_image_says(path):
+def _enter_image_directory(path):
     try:
         if path:
             os.chdir(path)
@@ -288,14 +288,14 @@ def _restrict(settings):
         resource.RLIMIT_MSGQUEUE: 1 << 16,
         resource.RLIMIT_SIGPENDING: 1 << 10,
     }
-    if settings.own_group:
+    if settings.has_own_cgroup:
         os.nice(10)  # so that the agent gets CPU time to end it, however many processes it starts
-    if settings.bound_processes:
+    if settings.limit_processes:
         bounds[resource.RLIMIT_NPROC] = limits.max_processes + 8  # see `host/spawner.py`
-    if settings.bound_address_space:
+    if settings.limit_address_space:
         bounds[resource.RLIMIT_AS] = limits.memory_bytes + (1 << 30)
     _bound(bounds)
-    kernel.give_up_privileges(settings.filter)
+    kernel.drop_privileges(settings.filter)
 
 
 def _bound(bounds):
@@ -309,7 +309,7 @@ def become(request, settings):
     """Turn this process into the program, at the top of the stack; return what to call next for Python source."""
     try:
         _guarded(_run, request, settings)
-    except Become as found:
+    except RunAtTop as found:
         return found.function, found.arguments
 
 
@@ -357,7 +357,7 @@ def run_python(source, argv):
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
-    code = _leave(main) or code
+    code = _shut_down(main) or code
     os._exit(code)
 
 
@@ -371,7 +371,7 @@ def _exit_code(value):
     return 1
 
 
-def _leave(main):
+def _shut_down(main):
     """Shut the interpreter down without freeing everything, and return an exit code: not 0 where output was lost."""
     threading = sys.modules.get("threading")
     if threading is not None:

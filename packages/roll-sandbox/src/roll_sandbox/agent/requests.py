@@ -37,15 +37,15 @@ class Settings(_Fields):
     mount_space: bool
     """Whether the sandbox makes namespaces."""
     isolated: bool
-    own_group: bool
+    has_own_cgroup: bool
     """Whether the control group is the sandbox's alone (`docker`)."""
     counts_cpu: bool
     watch_memory: bool
     """Whether the agent must sample the memory of programs, since no control group bounds it. The two fields below
     likewise replace a control group's bounds.
     """
-    bound_processes: bool
-    bound_address_space: bool
+    limit_processes: bool
+    limit_address_space: bool
     filter: bytes
     env: dict[str, str]
     python_path: list[str]

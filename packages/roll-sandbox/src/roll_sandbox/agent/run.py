@@ -12,7 +12,7 @@ from roll_sandbox.agent import programs, terminal, usage
 _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
 _CHECK_LATER_S = 0.2
-_UNREAD_BYTES = 1 << 20
+_MAX_UNSHOWN_BYTES = 1 << 20
 """Most bytes of a terminal's output that the host has not shown; beyond, the program waits."""
 _SAMPLE_S = 0.02
 """Seconds between two samples of the processes, where no control group counts their CPU time."""
@@ -30,25 +30,25 @@ class Run:
         self.agent, self.channel = agent, channel
         self.wall_s, self.cpu_s, self.output_left = request.wall_s, request.cpu_s, request.output_bytes
         self.limits = []
-        self.reaped_before = usage.reaped_s() if request.alone and not request.fresh else None
+        self.reaped_before = usage.read_reaped_cpu_s() if request.alone and not request.fresh else None
         """CPU seconds of processes reaped before; None if others share the sandbox or the program has a PID namespace.
         """
-        self.counted_before = agent.counted_s() if request.alone else None
+        self.counted_before = agent.read_cpu_s() if request.alone else None
         """CPU seconds that the control group had counted; None if it counts nothing, or other programs as well."""
-        self.tally = usage.Tally()
-        self.counts = usage.kernel_counts() if agent.settings.own_group else {}
+        self.cpu_sampler = usage.CpuSampler()
+        self.counts = usage.read_kernel_counts() if agent.settings.has_own_cgroup else {}
         self.cpu_used = 0.0
         self.code = None
         self.full = False
         self.killed = self.reaped = False
         self.began = clock()
         self.pending, self.input, self.input_over = bytearray(), -1, False
-        self.unread = None
+        self.unshown_bytes = None
         """Bytes of a terminal's output that the host has not shown; None without a terminal."""
         if request.terminal:
             pair = terminal.open_pair(agent.settings.mount_space, request.terminal)
             request.pair, request.stdin, self.input = pair, os.dup(pair[1]), os.dup(pair[0])
-            self.unread = 0
+            self.unshown_bytes = 0
         elif request.interactive:
             request.stdin, self.input = os.pipe()
             os.set_blocking(self.input, False)
@@ -58,7 +58,7 @@ class Run:
             self._close_input()
             raise
         finally:
-            if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.Become):
+            if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.RunAtTop):
                 os.close(request.stdin)  # the program closes its own copy
         self.open = set(self.started.streams)
         self.next_check = self.began + self._check_after(0.0)
@@ -87,10 +87,10 @@ class Run:
             limits = self.agent.settings.limits
             # `memory` counts shared pages once per process; the exact sum takes longer.
             over = self.agent.settings.watch_memory and memory > limits.memory_bytes
-            if over and usage.memory_of(self.started.pid) > limits.memory_bytes:
+            if over and usage.measure_memory(self.started.pid) > limits.memory_bytes:
                 self.end("memory")
             if self.agent.settings.watch_memory and threads >= limits.max_processes:
-                self.note("processes")
+                self.record_limit("processes")
             if self.cpu_s is not None and cpu >= self.cpu_s:
                 self.end("cpu_time")
             self.next_check = now + self._check_after(cpu)
@@ -98,17 +98,19 @@ class Run:
     def _totals(self):
         """Return CPU seconds, resident bytes and threads; the last two are 0 if memory is not watched."""
         if self.counted_before is not None and not self.agent.settings.watch_memory:
-            return self.agent.counted_s() - self.counted_before, 0, 0
+            return self.agent.read_cpu_s() - self.counted_before, 0, 0
         before = self.reaped_before
         alone = before is not None
-        seen, cpu, memory, threads = self.tally.add(os.getpid() if alone else self.started.pid, without_root=alone)
+        seen, cpu, memory, threads = self.cpu_sampler.add(
+            os.getpid() if alone else self.started.pid, without_root=alone
+        )
         if before is not None:
-            cpu += usage.reaped_s() - before
+            cpu += usage.read_reaped_cpu_s() - before
         if self.counted_before is not None:
-            return self.agent.counted_s() - self.counted_before, memory, threads
+            return self.agent.read_cpu_s() - self.counted_before, memory, threads
         return max(seen, cpu), memory, threads
 
-    def bound(self, wall_s, cpu_s):
+    def set_limits(self, wall_s, cpu_s):
         """Set new limits, counted from now on, and report the CPU time used so far to the host."""
         self.cpu_used = max(self._totals()[0], self.cpu_used)
         if not self.killed:
@@ -117,7 +119,7 @@ class Run:
             self.next_check = clock() + self._check_after(self.cpu_used)
         self.agent.send("u", self.channel, int(self.cpu_used * 1e6).to_bytes(8, "little"))
 
-    def note(self, limit):
+    def record_limit(self, limit):
         """Record that a limit was hit."""
         if limit not in self.limits:
             self.limits.append(limit)
@@ -125,26 +127,26 @@ class Run:
     def end(self, limit=None):
         """Kill the program, because it hit `limit` or because the host requested it."""
         if limit is not None:
-            self.note(limit)
+            self.record_limit(limit)
         self.wall_s = self.cpu_s = 1e9
         self.killed = True
         if not self.reaped:  # not after its end, when its last output may reach a limit
-            self.agent.ending.end(self.started)
+            self.agent.terminator.end(self.started)
 
-    def feed(self, data):
+    def write_input(self, data):
         """Write `data` to standard input, or close it if `data` is empty; keep what the program does not read yet."""
         if self.input >= 0:
             self.pending += data
-            self.input_over = not data and self.unread is None
+            self.input_over = not data and self.unshown_bytes is None
             self._flush()
 
-    def show(self, size, shown):
+    def update_terminal(self, size, shown):
         """Set a terminal's size, and count `shown` further bytes of its output as shown."""
-        if self.unread is None:
+        if self.unshown_bytes is None:
             return
         terminal.resize(self.input, size)
-        self.unread = max(0, self.unread - shown)
-        if self.unread < _UNREAD_BYTES:
+        self.unshown_bytes = max(0, self.unshown_bytes - shown)
+        if self.unshown_bytes < _MAX_UNSHOWN_BYTES:
             self.agent.watch([each for each in self.open if each not in self.agent.owners], self)
 
     def _flush(self):
@@ -186,9 +188,9 @@ class Run:
             self.output_left -= len(data)
             if self.output_left <= 0:
                 self.end("output")
-        if self.unread is not None:
-            self.unread += len(data)
-            if self.unread >= _UNREAD_BYTES:
+        if self.unshown_bytes is not None:
+            self.unshown_bytes += len(data)
+            if self.unshown_bytes >= _MAX_UNSHOWN_BYTES:
                 self.agent.ignore([descriptor])
                 return False
         return self.output_left > 0
@@ -197,11 +199,11 @@ class Run:
         """Read the remaining output of the ended process, and report its end."""
         self.reaped = True
         self._close_input()
-        self.unread = None
+        self.unshown_bytes = None
         own_namespace = self.started.status is not None
         reported, self.full, refused = self.started.read_end(status)
         if refused:
-            self.note("processes")
+            self.record_limit("processes")
         if reported is not None:
             status = reported
         elif not self.killed:
@@ -210,7 +212,7 @@ class Run:
             self.agent.fail(self.channel, "the namespaces of a program could not be made")
             return
         if not own_namespace:
-            self.full = programs.disk_full(self.agent.settings)
+            self.full = programs.is_disk_full(self.agent.settings)
         for descriptor in list(self.open):
             while self.read(descriptor):
                 pass
@@ -220,15 +222,15 @@ class Run:
         code = 128 + number if number else status >> 8
         for number_of_limit, limit in ((24, "cpu_time"), (25, "file_size")):
             if number == number_of_limit:
-                self.note(limit)
+                self.record_limit(limit)
         if self.full:
-            self.note("disk")
-        now = usage.kernel_counts() if self.counts else {}
+            self.record_limit("disk")
+        now = usage.read_kernel_counts() if self.counts else {}
         counted = [limit for limit in now if now[limit] > self.counts.get(limit, now[limit])]
         wall = clock() - self.began
         cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
         if self.counted_before is not None:
-            cpu = self.agent.counted_s() - self.counted_before
+            cpu = self.agent.read_cpu_s() - self.counted_before
         if self.cpu_s is not None and cpu >= self.cpu_s:
-            self.note("cpu_time")
+            self.record_limit("cpu_time")
         self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024, counted=counted)

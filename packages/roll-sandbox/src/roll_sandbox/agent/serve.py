@@ -32,7 +32,7 @@ from roll_sandbox.agent import kernel, layers, locks, programs, spare, usage
 from roll_sandbox.agent.requests import Request, Settings
 from roll_sandbox.agent.run import Run, clock
 from roll_sandbox.agent.shell import Shell
-from roll_sandbox.agent.termination import END_S, NEVER, Ending
+from roll_sandbox.agent.termination import END_S, NEVER, Terminator
 
 _READ_BYTES = 1 << 16
 
@@ -54,31 +54,31 @@ class Agent:
         _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # as for PID 1, which gets no signal that it does not handle
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
         self.spare: spare.Spare | None = None
-        self.spares = False
+        self.can_use_spares = False
         """Whether to fork spare children."""
-        self.ran: bool | None = None
+        self.last_was_fresh: bool | None = None
         """Whether the last program was `fresh`; None before the first."""
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings, self.namespace, self.counter = Settings({"limits": {}, "image": None}), -1, -1
-        self.next_look = NEVER
+        self.next_lock_check = NEVER
         """Time of the next check of the locks that programs hold."""
-        self.childless = True
-        self.ending = Ending()
+        self.has_no_children = True
+        self.terminator = Terminator()
 
     def configure(self, settings):
         """Prepare the sandbox with the settings that the host sent first."""
         self.settings = settings = Settings(settings)
-        self.spares = spare.useful(settings)
+        self.can_use_spares = spare.can_have_spares(settings)
         self.counter = usage.COUNTER if settings.counts_cpu else -1
-        if settings.own_group:
-            self.counter = usage.open_counter()
+        if settings.has_own_cgroup:
+            self.counter = usage.open_cpu_counter()
         if settings.mount_space:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             if settings.image:
                 layers.prepare(settings)
             else:
                 limits = settings.limits
-                kernel.writable_space(settings.home, limits.disk_bytes, limits.max_files)
+                kernel.mount_writable_space(settings.home, limits.disk_bytes, limits.max_files)
         kernel.hide_memory(True)
         # Programs are forks of this process, so data of earlier programs must not be left in its memory. With
         # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.
@@ -96,7 +96,7 @@ class Agent:
 
     def start(self, request):
         """Start a program: in the spare child, if it fits, else in a new child."""
-        self.ran = request.fresh
+        self.last_was_fresh = request.fresh
         if self.spare is not None and self.spare.suits(request):
             try:
                 started = self.spare.launch(request)
@@ -117,10 +117,10 @@ class Agent:
     def prepare(self):
         """Fork a spare child for the kind of program that ran last, if the agent is idle."""
         idle = self.spare is None and not self.runs and not self.shells
-        if not self.spares or not idle or self.poll.poll(0):
+        if not self.can_use_spares or not idle or self.poll.poll(0):
             return
         try:
-            self.spare = spare.Spare(bool(self.ran), self.settings, self.namespace)
+            self.spare = spare.Spare(bool(self.last_was_fresh), self.settings, self.namespace)
         except OSError:
             return  # starting the next program reports the error
 
@@ -131,11 +131,11 @@ class Agent:
             self.prepare()
             now = clock()
             busy = [*self.runs.values(), *self.shells.values()]
-            self.plan_look(now, busy)
-            wait = min(now + 3600, self.next_look, self.ending.deadline(), *(each.deadline() for each in busy)) - now
+            self.schedule_lock_check(now, busy)
+            wait = min(now + 3600, self.next_lock_check, *(x.deadline() for x in (self.terminator, *busy))) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
-                    if not self.hear():
+                    if not self.read_incoming():
                         return
                 elif descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
@@ -143,26 +143,26 @@ class Agent:
                     self.owners[descriptor].read(descriptor)
             self.reap()
             now = clock()
-            if now >= self.next_look:
-                self.look_at_locks()
-            if now >= self.ending.deadline():
-                self.ending.check(now, idle=not self.runs and not self.shells)
+            if now >= self.next_lock_check:
+                self.check_locks()
+            if now >= self.terminator.deadline():
+                self.terminator.check(now, idle=not self.runs and not self.shells)
             for each in [*self.runs.values(), *self.shells.values()]:
                 if now >= each.deadline():
                     each.check(now)
 
-    def plan_look(self, now, busy):
+    def schedule_lock_check(self, now, busy):
         """Schedule a look at the locks while a program runs, or while processes without a PID namespace may be left."""
-        left = self.ran is False and not self.childless and not self.settings.mount_space
+        left = self.last_was_fresh is False and not self.has_no_children and not self.settings.mount_space
         if not (self.settings.isolated and (busy or left)):
-            self.next_look = NEVER
-        elif self.next_look == NEVER:
-            self.next_look = now + locks.LOOK_S
+            self.next_lock_check = NEVER
+        elif self.next_lock_check == NEVER:
+            self.next_lock_check = now + locks.CHECK_S
 
-    def look_at_locks(self):
+    def check_locks(self):
         """End the processes that hold too many locks."""
-        self.next_look = NEVER
-        owners = locks.hoarders()
+        self.next_lock_check = NEVER
+        owners = locks.find_lock_holders()
         for pid in owners:
             try:
                 os.kill(pid, 9)
@@ -172,11 +172,11 @@ class Agent:
             for run in list(self.runs.values()):
                 run.end("memory")
 
-    def counted_s(self):
+    def read_cpu_s(self):
         """Return the CPU seconds of everything in the sandbox's control group; None without a counter."""
-        return usage.counted_s(self.counter) if self.counter >= 0 else None
+        return usage.read_cpu_s(self.counter) if self.counter >= 0 else None
 
-    def hear(self):
+    def read_incoming(self):
         """Read from the host; return False at the end. No local variable keeps the bytes: spares would inherit it."""
         data = os.read(self.incoming, _READ_BYTES)
         self.buffer += data
@@ -190,7 +190,7 @@ class Agent:
             if len(self.buffer) < end:
                 break
             message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
-            if self.ending and message[0] in ("run", "shell"):
+            if self.terminator and message[0] in ("run", "shell"):
                 break  # processes that are being ended may take up the limit
             start = end
             getattr(self, "on_" + message[0])(*message[1:])
@@ -226,7 +226,7 @@ class Agent:
 
     def on_shell(self, channel, request):
         """Open a session."""
-        self.ran = False
+        self.last_was_fresh = False
         self.drop_spare()
         try:
             self.shells[channel] = shell = Shell(self, channel, Request(request))
@@ -248,24 +248,24 @@ class Agent:
     def on_input(self, channel, data):
         """Write to the standard input of a running program."""
         if channel in self.runs:
-            self.runs[channel].feed(data)
+            self.runs[channel].write_input(data)
 
     def on_bound(self, channel, wall_s, cpu_s):
         """Set new limits for a running program. For a program that has ended, its end is the answer."""
         if channel in self.runs:
-            self.runs[channel].bound(wall_s, cpu_s)
+            self.runs[channel].set_limits(wall_s, cpu_s)
 
     def on_tty(self, channel, rows, columns, shown):
         """Set the size of a terminal, and count `shown` further bytes of its output as shown."""
         if channel in self.runs:
-            self.runs[channel].show((rows, columns), shown)
+            self.runs[channel].update_terminal((rows, columns), shown)
 
     def on_measure(self, channel, _):
         """Report CPU time and memory of the whole sandbox, in the fields of a program's end."""
-        cpu = self.counted_s()
+        cpu = self.read_cpu_s()
         if cpu is None:
-            cpu = usage.reaped_s() + usage.Tally().add(os.getpid(), without_root=True)[1]
-        self.send_end(channel, 0, 0, (), 0.0, cpu, usage.memory_of(os.getpid()))
+            cpu = usage.read_reaped_cpu_s() + usage.CpuSampler().add(os.getpid(), without_root=True)[1]
+        self.send_end(channel, 0, 0, (), 0.0, cpu, usage.measure_memory(os.getpid()))
 
     def on_kill(self, channel):
         """End a program, or interrupt a session's command."""
@@ -284,20 +284,20 @@ class Agent:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                self.childless = True
+                self.has_no_children = True
                 return
-            self.childless = False
+            self.has_no_children = False
             if pid == 0:
                 return
-            self.ending.reaped(pid)
+            self.terminator.reaped(pid)
             if self.spare is not None and self.spare.started.pid == pid:
                 self.drop_spare(reaped=True)
-                self.spares = False  # spares cannot run here; programs will report why
+                self.can_use_spares = False  # spares cannot run here; programs will report why
             for group in (self.runs, self.shells):
                 for channel, each in list(group.items()):
                     if each.started.pid == pid:
                         del group[channel]
-                        self.ending.clean_up(each.started)
+                        self.terminator.clean_up(each.started)
                         each.ended(status, used)
 
     def watch(self, descriptors, owner, events=select.POLLIN):
@@ -361,6 +361,6 @@ def main():
     try:
         agent.serve()
     finally:
-        if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.Become):
-            usage.end_all(lambda: usage.below(os.getpid()), END_S)
+        if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.RunAtTop):
+            usage.kill_all(lambda: usage.list_descendants(os.getpid()), END_S)
     os._exit(0)

@@ -80,7 +80,7 @@ class Shell:
         self.kill_at = None
         self.output_left = request.output_bytes
         self.limits = []
-        self.before = {(pid, entry[5]) for pid, entry in usage.processes().items()}
+        self.before = {(pid, entry[5]) for pid, entry in usage.list_processes().items()}
         """Pid and start time of every process before the command; pids alone may be reused."""
         self.agent.watch(self.started.streams, self)
 
@@ -121,13 +121,14 @@ class Shell:
             self.stop_at = now + 3600
             return
         # First the interrupt, then the kills: if its command ends before the interrupt comes, bash runs the next one.
-        usage.send(_signal.SIGINT, [self.bash])
-        usage.send(9, self._of_the_command())  # not SIGSTOP first: bash treats a stopped job as done, and goes on
+        usage.send_signal(_signal.SIGINT, [self.bash])
+        # Not SIGSTOP first: bash treats a stopped job as done, and goes on.
+        usage.send_signal(9, self._list_command_pids())
         self.stop_at = now + _RETRY_S
 
-    def _of_the_command(self):
+    def _list_command_pids(self):
         """List the children of bash, and the orphans of its session, that appeared since the command began."""
-        found = usage.processes()
+        found = usage.list_processes()
         own_namespace = self.started.status is not None
         adopter = self.started.pid if own_namespace else os.getpid()
         roots = []
@@ -135,12 +136,12 @@ class Shell:
             orphan = entry[0] == adopter and pid != self.bash and (own_namespace or entry[6] == self.bash)
             if (orphan or entry[0] == self.bash) and (pid, entry[5]) not in self.before:
                 roots.append(pid)
-        return usage.alive(roots, found)
+        return usage.list_live_pids(roots, found)
 
     def close(self):
         """End the shell and all that it started."""
         if not self.reaped:
-            self.agent.ending.end(self.started)
+            self.agent.terminator.end(self.started)
 
     def read(self, descriptor):
         """Send output to the host, or read the exit code of the command; return whether there may be more."""
@@ -167,9 +168,11 @@ class Shell:
 
     def _finish(self, code, closed=False):
         if self.bash is None and not closed:
-            self.bash = min(usage.below(self.started.pid), default=None)  # the only child: no command has run yet
+            self.bash = min(
+                usage.list_descendants(self.started.pid), default=None
+            )  # the only child: no command has run yet
         if self.kill_at is not None and not closed:
-            usage.end_all(self._of_the_command, _SWEEP_S)
+            usage.kill_all(self._list_command_pids, _SWEEP_S)
         for descriptor in self.started.streams:
             if descriptor in self.agent.owners:
                 while self.read(descriptor) and self.output_left > 0:

@@ -24,7 +24,7 @@ _MIN_OPEN_FILES = 16
 """A child that may open fewer files could not receive its program."""
 
 
-def useful(settings):
+def can_have_spares(settings):
     """Return whether sandboxes with these settings can have spares."""
     return settings.mount_space and settings.limits.max_open_files >= _MIN_OPEN_FILES
 
@@ -92,7 +92,7 @@ class Spare:
 
 def _leave_the_loop(_, settings):
     """Unwind the child's stack first: the agent's frames refer to data that no program may see."""
-    raise programs.Become(_wait, settings)
+    raise programs.RunAtTop(_wait, settings)
 
 
 def _wait(settings):

@@ -23,7 +23,7 @@ _REST = 0
 """Key in `_until` of the processes that no program or session owns any more."""
 
 
-class Ending:
+class Terminator:
     """Programs and sessions that were killed and have not been reaped yet."""
 
     def __init__(self):
@@ -41,7 +41,7 @@ class Ending:
         if started.status is not None:
             os.kill(started.pid, 9)
         else:
-            usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
+            usage.kill_all(lambda: usage.list_program_pids(started.pid), _SWEEP_S)
 
     def reaped(self, pid):
         """Record that a child of the agent was reaped."""
@@ -50,7 +50,7 @@ class Ending:
     def clean_up(self, started):
         """End the processes that a reaped program or session may have left behind."""
         if started.status is None:
-            usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
+            usage.kill_all(lambda: usage.list_program_pids(started.pid), _SWEEP_S)
             self._sweep_at = time.monotonic()
 
     def deadline(self):
@@ -66,12 +66,12 @@ class Ending:
         """
         if now >= self._sweep_at:
             self._sweep_at = NEVER
-            if idle and usage.end_all(lambda: usage.below(os.getpid()), _SWEEP_S):
+            if idle and usage.kill_all(lambda: usage.list_descendants(os.getpid()), _SWEEP_S):
                 self._until.pop(_REST, None)
             elif idle:
                 self._until.setdefault(_REST, now + _EMPTY_S)
                 self._sweep_at = now + _SWEEP_S
         if self._until and now >= min(self._until.values()):
             os.write(2, b"sandbox: the processes of a program do not end; the sandbox is discarded\n")
-            usage.send(9, usage.below(os.getpid()))
+            usage.send_signal(9, usage.list_descendants(os.getpid()))
             os._exit(1)

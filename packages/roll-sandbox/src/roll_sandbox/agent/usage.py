@@ -13,7 +13,7 @@ _OWN_COUNTERS = ("cpu.stat", "cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage
 """CPU counters below /sys/fs/cgroup, where an agent sees its own group."""
 
 
-def processes():
+def list_processes():
     """List the processes that /proc shows.
 
     Returns:
@@ -38,9 +38,9 @@ def processes():
     return found
 
 
-def tree(root, found=None):
+def list_tree(root, found=None):
     """Return the pids of `root` and its descendants, as far as /proc shows them."""
-    found = processes() if found is None else found
+    found = list_processes() if found is None else found
     children = {}
     for pid, entry in found.items():
         children.setdefault(entry[0], []).append(pid)
@@ -53,7 +53,7 @@ def tree(root, found=None):
     return result
 
 
-def open_counter():
+def open_cpu_counter():
     """Return the file descriptor of the CPU counter of this process's control group; -1 if there is no counter."""
     for name in _OWN_COUNTERS:
         try:
@@ -63,13 +63,13 @@ def open_counter():
     return -1
 
 
-def counted_s(counter):
+def read_cpu_s(counter):
     """Return the CPU seconds that a control group has counted, for every process that was ever in it."""
     text = os.pread(counter, 64, 0)  # version 2: "usage_usec 1234", version 1: nanoseconds
     return int(text.split()[1]) / 1e6 if text.startswith(b"usage_usec") else int(text) / 1e9
 
 
-class Tally:
+class CpuSampler:
     """CPU seconds of a process tree without a counter, sampled process by process.
 
     The times of parents include only children that they wait for, which a program can avoid.
@@ -85,25 +85,25 @@ class Tally:
             CPU seconds of all processes ever seen; CPU seconds of the present ones, with their ended children;
             resident bytes; threads.
         """
-        found = processes()
-        entries = [(pid, found[pid]) for pid in tree(root, found) if pid != root or not without_root]
+        found = list_processes()
+        entries = [(pid, found[pid]) for pid in list_tree(root, found) if pid != root or not without_root]
         for pid, entry in entries:
             self.seen[pid, entry[5]] = entry[4]
         cpu, memory, threads = (sum(entry[place] for _, entry in entries) for place in (1, 2, 3))  # pyrefly: ignore
         return sum(self.seen.values()), cpu, memory, threads
 
 
-def reaped_s():
+def read_reaped_cpu_s():
     """Return the CPU seconds of all reaped children of this process, including those of their own children."""
     times = os.times()
     return times.children_user + times.children_system
 
 
-def memory_of(root):
+def measure_memory(root):
     """Return the bytes of `root` and its descendants; shared pages count once, as far as /proc can be read."""
-    found = processes()
+    found = list_processes()
     total = 0
-    for pid in tree(root, found):
+    for pid in list_tree(root, found):
         share = found[pid][2]
         try:
             with open("/proc/" + str(pid) + "/smaps_rollup", "rb") as file:
@@ -116,27 +116,27 @@ def memory_of(root):
     return total
 
 
-def of_program(root):
+def list_program_pids(root):
     """List the pids of a program without a PID namespace of its own: its tree, and orphans that kept its session.
 
     Only descendants of this process are listed, so that a reused pid does no harm.
     """
-    found = processes()
+    found = list_processes()
     roots = [root, *(pid for pid, entry in found.items() if entry[6] == root)]
-    return alive(roots, found) & alive([os.getpid()], found)
+    return list_live_pids(roots, found) & list_live_pids([os.getpid()], found)
 
 
-def below(root):
+def list_descendants(root):
     """List the pids of the descendants of a process."""
-    return alive([root], processes()) - {root}
+    return list_live_pids([root], list_processes()) - {root}
 
 
-def alive(roots, found):
-    """List the pids of `roots` and their descendants in `found` (see `processes`), without zombies."""
-    return {pid for each in roots for pid in tree(each, found) if not found[pid][7]}
+def list_live_pids(roots, found):
+    """List the pids of `roots` and their descendants in `found` (see `list_processes`), without zombies."""
+    return {pid for each in roots for pid in list_tree(each, found) if not found[pid][7]}
 
 
-def send(signal, pids):
+def send_signal(signal, pids):
     """Send a signal to the processes that still exist."""
     for pid in pids:
         try:
@@ -145,7 +145,7 @@ def send(signal, pids):
             continue
 
 
-def end_all(find, most_s):
+def kill_all(find, most_s):
     """Send SIGKILL to the processes that `find` lists, again and again until it lists none.
 
     All are stopped (SIGSTOP) before any is killed, so that none starts another meanwhile: the number of processes that
@@ -163,11 +163,11 @@ def end_all(find, most_s):
     while True:
         stopped = set()
         while (further := find() - stopped) and time.monotonic() < give_up:
-            send(19, further)
+            send_signal(19, further)
             stopped |= further
         if not stopped:
             return not further
-        send(9, stopped)
+        send_signal(9, stopped)
         if time.monotonic() >= give_up:
             return False
 
@@ -179,7 +179,7 @@ _COUNTERS = {
 """The files and keys, by limit, in which a control group (version 2, version 1) counts kills and refusals."""
 
 
-def kernel_counts():
+def read_kernel_counts():
     """Return, by limit, how often the kernel has enforced it in the control group that this process sees.
 
     Limits whose counter cannot be read are left out.

@@ -40,7 +40,7 @@ _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DEFAULT_URL = "http://127.0.0.1:8741"
 
 database_option = click.option(
-    "--database", metavar="URL", default=None, help="As SQLAlchemy has them; else a SQLite file of this user."
+    "--database", metavar="URL", default=None, help="Database URL of SQLAlchemy; by default a SQLite file of this user."
 )
 
 
@@ -57,7 +57,7 @@ class Bytes(click.ParamType):
         bytes_ = int(float(found[1]) * _UNITS.get(found[2], self._unit)) if found else 0
         if bytes_ < self._least:
             such = f"8GiB, and {self._least >> 20}MiB at least" if self._least > 1 else "8GiB"
-            self.fail(f"'{value[:40]}': a size is needed, such as {such}.", param, ctx)
+            self.fail(f"must be a size such as {such}, got '{value[:40]}'.", param, ctx)
         return bytes_
 
 
@@ -129,14 +129,14 @@ class ServiceAddress:
         found = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
         if len(found) == 1:
             return found[0]
-        what = f"begins the names of {len(found)} sandboxes" if found else "is no sandbox of yours, or no more"
+        what = f"matches {len(found)} sandboxes" if found else "does not match any of your sandboxes"
         raise ConfigError(f"'{to_single_line(beginning)}' {what}: `roll-sandbox ls` lists them.")
 
     def _checked_token(self) -> str:
         if not self.token:
             raise ConfigError(
                 f"the sandbox service at {self.url} needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
-                "`roll-sandbox token create OWNER` makes one where the service is."
+                "`roll-sandbox token create OWNER` creates one on the service's machine."
             )
         return self.token
 
@@ -149,10 +149,12 @@ def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
         envvar="ROLL_SANDBOX_URL",
         default=DEFAULT_URL,
         show_default=True,
-        help="Of the service, as `roll-sandbox serve` printed it; or ROLL_SANDBOX_URL.",
+        help="URL of the service, as printed by `roll-sandbox serve`; or ROLL_SANDBOX_URL.",
     )
-    @click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Or ROLL_SANDBOX_TOKEN.")
-    @click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
+    @click.option(
+        "--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Token of the service; or ROLL_SANDBOX_TOKEN."
+    )
+    @click.option("--ca-file", default=None, help="CA certificates with which to verify the service's certificate.")
     @wraps(command)
     def wrapped(*arguments: Any, url: str, token: str, ca_file: str | None, **options: Any) -> Any:
         return command(*arguments, place=ServiceAddress(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
@@ -180,7 +182,7 @@ def format_size(num_bytes: float) -> str:
 
 
 def make_missing_packages_error(error: ImportError) -> ConfigError:
-    return ConfigError(f"`roll-sandbox` needs packages that are not installed ({error}): pip install {DISTRIBUTION}")
+    return ConfigError(f"packages that `roll-sandbox` needs are not installed ({error}): pip install {DISTRIBUTION}")
 
 
 def open_store(database: str | None) -> Store:

@@ -17,7 +17,7 @@ _budget = click.option(
     type=click.FloatRange(min=0, min_open=True),
     default=None,
     metavar="GB",
-    help="Most that all images may take; else ROLL_SANDBOX_IMAGES_BYTES, else 20 GiB.",
+    help="Disk budget of all images; by default ROLL_SANDBOX_IMAGES_BYTES, or 20 GiB.",
 )
 
 
@@ -28,8 +28,8 @@ def image() -> None:
 
 @image.command()
 @click.argument("name")
-@click.option("--as", "own", metavar="NAME", default=None, help="What to call it here; else as there.")
-@click.option("--insecure", is_flag=True, help="Speak to the registry without TLS.")
+@click.option("--as", "own", metavar="NAME", default=None, help="Local name of the image; by default NAME.")
+@click.option("--insecure", is_flag=True, help="Connect to the registry without TLS.")
 @_budget
 def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) -> None:
     """Pull the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
@@ -43,7 +43,7 @@ def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) ->
 @image.command("import")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("name")
-@click.option("--tag", default=None, help="Which image, where PATH has several.")
+@click.option("--tag", default=None, help="Tag of the image, if PATH has several.")
 @_budget
 def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None) -> None:
     """Import the image at PATH: an OCI layout, an archive of one or of `docker save`, or a root directory."""

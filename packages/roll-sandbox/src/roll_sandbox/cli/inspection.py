@@ -27,7 +27,7 @@ _SMALLEST_ROWS = 5
 
 @click.command()
 @service_options
-@click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ls(place: ServiceAddress, as_json: bool) -> None:
     """List your sandboxes, oldest first."""
     found = asyncio.run(place.sandboxes())
@@ -53,7 +53,7 @@ def ls(place: ServiceAddress, as_json: bool) -> None:
 @service_options
 @click.argument("name")
 @click.option(
-    "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Of each program."
+    "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Bytes per program."
 )
 def logs(place: ServiceAddress, name: str, most: int) -> None:
     """Show the output of the latest programs of sandbox NAME, which may be the beginning of its name."""
@@ -72,11 +72,11 @@ def logs(place: ServiceAddress, name: str, most: int) -> None:
 @click.command()
 @service_options
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of yours.")
+@click.option("--all", "everything", is_flag=True, help="Stop all of your sandboxes.")
 def stop(place: ServiceAddress, names: tuple[str, ...], everything: bool) -> None:
     """End sandboxes and all that runs in them, by name or the beginning of a name."""
     if bool(names) == everything:
-        raise ConfigError("name the sandboxes to stop, or say --all.")
+        raise ConfigError("name the sandboxes to stop, or set --all.")
 
     async def end() -> list[str]:
         chosen = [each.sandbox for each in await place.sandboxes()] if everything else []
@@ -96,8 +96,15 @@ def stop(place: ServiceAddress, names: tuple[str, ...], everything: bool) -> Non
 
 @click.command()
 @service_options
-@click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
-@click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds.")
+@click.option("--once", is_flag=True, help="Show it once; the default if the output is not a terminal.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.2),
+    default=2.0,
+    show_default=True,
+    help="Seconds between updates.",
+)
 def top(place: ServiceAddress, once: bool, every_s: float) -> None:
     """Show what your sandboxes use, busiest first, until Ctrl-C."""
     if once or not sys.stdout.isatty():

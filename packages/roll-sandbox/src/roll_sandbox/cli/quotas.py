@@ -33,26 +33,26 @@ class _Amount(click.ParamType):
             return Bytes().convert(value, param, ctx)
         if not _NUMBER.fullmatch(value) or not float(value) > 0:
             others = "" if self._bound else "none, "
-            self.fail(f"'{value[:40]}': a positive number, {others}or default.", param, ctx)
+            self.fail(f"must be a positive number, {others}or default, got '{value[:40]}'.", param, ctx)
         return self._kind(float(value))
 
 
 _FIELDS = {
-    "sandboxes": ("sandboxes", _Amount(int), "Alive at once."),
-    "memory": ("memory_bytes", _Amount(int, bytes_=True), "Of all of them together, by their limits."),
-    "disk": ("disk_bytes", _Amount(int, bytes_=True), "The same of disk."),
-    "cpu": ("cpu_s", _Amount(float), "Seconds of CPU time of one program."),
-    "lifetime": ("lifetime_s", _Amount(float, bound=True), "Seconds, of one sandbox."),
-    "programs": ("programs", _Amount(int), "Running at once."),
+    "sandboxes": ("sandboxes", _Amount(int), "Live sandboxes."),
+    "memory": ("memory_bytes", _Amount(int, bytes_=True), "Sum of the memory limits of all sandboxes."),
+    "disk": ("disk_bytes", _Amount(int, bytes_=True), "Sum of the disk limits of all sandboxes."),
+    "cpu": ("cpu_s", _Amount(float), "CPU seconds of one program."),
+    "lifetime": ("lifetime_s", _Amount(float, bound=True), "Lifetime of one sandbox, in seconds."),
+    "programs": ("programs", _Amount(int), "Programs that run at once."),
     "rate": ("requests_per_s", _Amount(float, bound=True), "Requests and messages per second, on average."),
 }
 
 
 @click.group()
 def quota() -> None:
-    """Manage the quotas of owners. For what is not set, the defaults of `roll-sandbox serve` apply.
+    """Manage the quotas of owners. The defaults of `roll-sandbox serve` apply to fields that are not set.
 
-    A running server sees a change within seconds; what already runs stays.
+    A running server applies a change within seconds; running sandboxes are not affected.
     """
 
 
@@ -73,7 +73,7 @@ def set_quota(owner: str, database: str | None, **given: Any) -> None:
     check_owner(owner)
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
-        raise ConfigError(f"nothing is set: give one of {', '.join(f'--{option}' for option in _FIELDS)}.")
+        raise ConfigError(f"no option is set: set at least one of {', '.join(f'--{option}' for option in _FIELDS)}.")
     records = _open_records(database)
     fields = {**records.load_quotas().get(owner, {}), **given}
     records.set_quota(
@@ -102,7 +102,7 @@ def _print_quota(owner: str, fields: dict[str, Any]) -> None:
     said = "  ".join(
         f"{option}={_format_value(fields[field])}" for option, (field, *_) in _FIELDS.items() if field in fields
     )
-    click.echo(f"{owner}  {said or 'as all'}")
+    click.echo(f"{owner}  {said or 'default'}")
 
 
 def _format_value(value: float | None) -> str:

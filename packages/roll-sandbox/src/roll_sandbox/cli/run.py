@@ -25,7 +25,7 @@ __all__ = ["run", "shell"]
 _OUTPUT_BYTES = 2**26
 _DAY_S = 86400.0
 _SHELL = "command -v bash >/dev/null && exec bash --norc -i; exec sh -i"
-_LEAVE_HINT = "exit ends it; Enter ~ . leaves it"
+_LEAVE_HINT = "exit ends it; Enter ~ . detaches"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +53,24 @@ class _OpenSandbox:
 
 def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--local", is_flag=True, help="Of this machine, without a service."),
-        click.option("--lifetime", "lifetime_s", type=click.FloatRange(min=1), default=None, help="Seconds, of it."),
+        click.option("--local", is_flag=True, help="Use a sandbox of this machine, without a service."),
+        click.option(
+            "--lifetime",
+            "lifetime_s",
+            type=click.FloatRange(min=1),
+            default=None,
+            help="Lifetime of the sandbox, in seconds.",
+        ),
         click.option(
             "--memory",
             "memory_bytes",
             type=Bytes(unit=2**20, least=2**24),
             default="512MiB",
             show_default=True,
-            help="Files included; a number alone is MiB.",
+            help="Memory limit, including files; a number without a unit is in MiB.",
         ),
-        click.option("--image", default=None, help="What it begins as; else this system's programs."),
-        click.option("--keep", is_flag=True, help="Let it live on afterwards; its name is printed."),
+        click.option("--image", default=None, help="Image of the sandbox; by default this machine's programs."),
+        click.option("--keep", is_flag=True, help="Keep the sandbox afterwards; its name is printed."),
     ):
         command = option(command)
     return command
@@ -78,9 +84,9 @@ def _make_spec(image: str | None, memory_bytes: int) -> SandboxSpec:
 @click.command(context_settings={"allow_interspersed_args": False})
 @service_options
 @_sandbox_options
-@click.option("--in", "name", default=None, metavar="NAME", help="In a sandbox that you have.")
+@click.option("--in", "name", default=None, metavar="NAME", help="Run in an existing sandbox.")
 @click.option(
-    "--time", "wall_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True, help="Seconds, at most."
+    "--time", "wall_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True, help="Time limit, in seconds."
 )
 @click.argument("command", nargs=-1, required=True)
 def run(
@@ -125,7 +131,7 @@ async def _run(wanted: _SandboxRequest, program: Command) -> int:
                 await asyncio.gather(job.wait(), return_exceptions=True)
     if result.exit_code is not None:
         return result.exit_code
-    click.echo(f"The program was ended: {result.outcome.value} (see --time, --memory).", err=True)
+    click.echo(f"The program exceeded a limit: {result.outcome.value} (see --time, --memory).", err=True)
     return 124 if result.outcome in (Outcome.WALL_TIME, Outcome.CPU_TIME) else 137
 
 
@@ -163,7 +169,7 @@ def _forward_input(job: Job) -> None:
 @click.command()
 @service_options
 @_sandbox_options
-@click.option("--new", is_flag=True, help="A further shell, also where one runs that was left.")
+@click.option("--new", is_flag=True, help="Open another shell even if a detached one is running.")
 @click.argument("name", required=False)
 def shell(
     place: ServiceAddress,
@@ -175,13 +181,13 @@ def shell(
     lifetime_s: float | None,
     new: bool,
 ) -> int:
-    """Open a shell in a new sandbox, or in NAME; resume a shell there that was left.
+    """Open a shell in a new sandbox, or in NAME; reattach to a detached shell.
 
-    Everything typed goes to the shell, Ctrl-C too. At the beginning of a line, ~. leaves and lets it run: for a minute,
-    or with --keep for as long as the sandbox lives.
+    Everything typed goes to the shell, Ctrl-C too. At the beginning of a line, ~. detaches: the shell runs on for a
+    minute, or with --keep for as long as the sandbox lives.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("a shell is for a terminal: `roll-sandbox run -- COMMAND` runs a program without one.")
+        raise ConfigError("a shell needs a terminal: use `roll-sandbox run -- COMMAND` without one.")
     wanted = _SandboxRequest(
         place=place, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
     )
@@ -206,7 +212,7 @@ async def _shell(wanted: _SandboxRequest, new: bool) -> int:
         result = await attach_terminal(job)
         if result is None and not wanted.local:
             here.keep = True
-            click.secho(f"left; back with: roll-sandbox shell {here.name}", dim=True)
+            click.secho(f"detached; reattach with: roll-sandbox shell {here.name}", dim=True)
     return 0 if result is None else result.exit_code if result.exit_code is not None else 137
 
 
@@ -215,7 +221,7 @@ async def _open_sandbox(wanted: _SandboxRequest) -> AsyncIterator[_OpenSandbox]:
     """Run the body with the sandbox, which ends with the block unless it is to be kept."""
     if wanted.local:
         if wanted.keep or wanted.name:
-            raise ConfigError("a sandbox of this machine ends with its command: --keep and names are for a service.")
+            raise ConfigError("--keep and sandbox names need a service: a local sandbox ends with its command.")
         async with (
             SandboxManager("bubblewrap", spec=wanted.spec, warm=0) as manager,
             await manager.create() as sandbox,

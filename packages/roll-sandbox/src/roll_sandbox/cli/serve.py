@@ -11,26 +11,61 @@ from roll_sandbox.errors import ConfigError
 
 __all__ = ["serve", "worker"]
 
-_WARM = "Sandboxes to start in advance, of each kind; else as many as are foreseen."
-_AWAY = "Seconds after which what a silent worker holds is lost."
+_WARM = "Idle sandboxes to keep of each kind; by default as many as recent requests suggest."
+_AWAY = "Seconds after which the sandboxes of an unreachable worker are lost."
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 takes a free one.")
-@click.option("--certificate", type=click.Path(path_type=Path), default=None, help="TLS: in PEM.")
-@click.option("--key", type=click.Path(path_type=Path), default=None, help="TLS: the key of the certificate.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8741,
+    show_default=True,
+    help="Port to listen at; 0 chooses a free one.",
+)
+@click.option("--certificate", type=click.Path(path_type=Path), default=None, help="TLS certificate, in PEM format.")
+@click.option("--key", type=click.Path(path_type=Path), default=None, help="Key of the TLS certificate.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @database_option
-@click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append who did what to this file.")
-@click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates; none: workers join.")
+@click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append an audit log to this file.")
+@click.option(
+    "--runtime",
+    default="bubblewrap",
+    show_default=True,
+    help="Isolation runtime; none: only joined workers run sandboxes.",
+)
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True)
-@click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
-@click.option("--lifetime", "lifetime_s", type=float, default=3600.0, show_default=True, help="Seconds, by default.")
+@click.option(
+    "--mounts",
+    multiple=True,
+    metavar="DIR",
+    help="Directory that sandboxes may mount read-only, with everything below it.",
+)
+@click.option(
+    "--lifetime",
+    "lifetime_s",
+    type=float,
+    default=3600.0,
+    show_default=True,
+    help="Default lifetime of a sandbox, in seconds.",
+)
 @click.option("--away", "away_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help=_AWAY)
-@click.option("--owner-sandboxes", type=click.IntRange(min=1), default=1024, show_default=True, help="Of one owner.")
-@click.option("--owner-lifetime", type=float, default=86400.0, show_default=True, help="Seconds, at most.")
+@click.option(
+    "--owner-sandboxes",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Live sandboxes of one owner.",
+)
+@click.option(
+    "--owner-lifetime",
+    type=float,
+    default=86400.0,
+    show_default=True,
+    help="Longest lifetime of a sandbox, in seconds.",
+)
 @click.option("--max-message-bytes", type=click.IntRange(min=2**16), default=2**26, show_default=True)
 def serve(
     host: str,
@@ -73,18 +108,37 @@ def serve(
 
 
 @click.command()
-@click.option("--join", "url", metavar="URL", required=True, help="Of the service, as `roll-sandbox serve` printed it.")
-@click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
-@click.option("--name", default=None, help="By which the service knows it again; else a new one.")
-@click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates.")
+@click.option(
+    "--join", "url", metavar="URL", required=True, help="URL of the service, as printed by `roll-sandbox serve`."
+)
+@click.option(
+    "--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Token with the scope worker; or ROLL_SANDBOX_TOKEN."
+)
+@click.option("--name", default=None, help="Name of the worker, kept across restarts; by default a random one.")
+@click.option("--runtime", default="bubblewrap", show_default=True, help="Isolation runtime.")
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
-@click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
 @click.option(
-    "--memory", "memory_bytes", type=Bytes(), help="That limits may come to together; a number alone is bytes."
+    "--mounts",
+    multiple=True,
+    metavar="DIR",
+    help="Directory that sandboxes may mount read-only, with everything below it.",
 )
-@click.option("--drain", "drain_s", type=float, default=25.0, show_default=True, help="Seconds, after SIGTERM.")
-@click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=Bytes(),
+    help="Bound on the sum of the memory limits of all sandboxes; a number without a unit is in bytes.",
+)
+@click.option(
+    "--drain",
+    "drain_s",
+    type=float,
+    default=25.0,
+    show_default=True,
+    help="Seconds to wait for sandboxes after SIGTERM.",
+)
+@click.option("--ca-file", default=None, help="CA certificates with which to verify the service's certificate.")
 def worker(
     url: str,
     token: str,
@@ -105,7 +159,7 @@ def worker(
     if not token:
         raise ConfigError(
             "a worker needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
-            "`roll-sandbox token create OWNER --scope worker` makes one where the service is."
+            "`roll-sandbox token create OWNER --scope worker` creates one on the service's machine."
         )
     import asyncio
     import secrets
@@ -114,7 +168,7 @@ def worker(
 
     for path in mounts:
         if not Path(path).is_dir():
-            raise ConfigError(f"--mounts: there is no directory '{path}'.")
+            raise ConfigError(f"--mounts: directory '{path}' does not exist.")
 
     known = name or f"worker-{secrets.token_hex(6)}"
     click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")

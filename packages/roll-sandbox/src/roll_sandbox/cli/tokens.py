@@ -25,8 +25,8 @@ def token() -> None:
 @click.option(
     "--scope", "scopes", multiple=True, default=("read", "run"), show_default=True, help="Also admin, worker."
 )
-@click.option("--days", type=float, default=None, help="How long it is good; else until it is revoked.")
-@click.option("--note", default="", help="What it is for.")
+@click.option("--days", type=float, default=None, help="Lifetime in days; by default until the token is revoked.")
+@click.option("--note", default="", help="Note that `token list` shows.")
 @database_option
 def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: str, database: str | None) -> None:
     """Create a token for OWNER and print it."""
@@ -40,14 +40,14 @@ def list_tokens(database: str | None) -> None:
     """Show all tokens, without their secrets."""
     now = time.time()
     for row in _open_tokens(database).list():
-        state = "revoked" if row.revoked else "expired" if row.expires and row.expires <= now else "good"
+        state = "revoked" if row.revoked else "expired" if row.expires and row.expires <= now else "valid"
         until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row.expires)) if row.expires else ""
         click.echo(f"{row.id}  {row.owner:20} {state:8} {row.scopes:20} {until:22} {to_single_line(row.note)}".rstrip())
 
 
 @token.command("rotate")
 @click.argument("id")
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which ID stays good.")
+@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which ID stays valid.")
 @database_option
 def rotate_token(id: str, grace_s: float, database: str | None) -> None:
     """Create a token that replaces ID and print it."""

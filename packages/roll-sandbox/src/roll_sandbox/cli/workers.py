@@ -31,7 +31,7 @@ def workers(place: ServiceAddress) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Until its last sandbox has ended.")
+@click.option("--wait", is_flag=True, help="Wait until its last sandbox has ended.")
 @service_options
 def drain(place: ServiceAddress, name: str, wait: bool) -> None:
     """Give the worker NAME no new sandboxes. Its present ones go on until they end."""

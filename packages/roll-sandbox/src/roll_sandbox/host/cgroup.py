@@ -1,4 +1,4 @@
-"""Control groups, versions 1 and 2: bounds on the processes and memory of one sandbox, and a count of its CPU time.
+"""Cgroups, versions 1 and 2: bounds on the processes and memory of a sandbox, and a count of its CPU time.
 
 Groups are made below this process's group, so that the bounds of a container or job still apply. With version 2 that
 group must delegate the controllers; where it cannot (it has processes of its own), its parent is tried.
@@ -47,7 +47,7 @@ def _own_directory(mount, root, path):
     return mount if inside in (".", "") or inside.startswith("..") else os.path.join(mount, inside)
 
 
-def _bases():
+def _find_base_directories():
     """Return, by controller, the directory below which groups can be made; {} if none can."""
     own = {}
     for line in _read("/proc/self/cgroup").splitlines():
@@ -63,13 +63,13 @@ def _bases():
         elif "unified" in own:
             directory = _own_directory(mount, root, own["unified"])
             for base in (directory, os.path.dirname(directory)):
-                if base.startswith(mount) and _hands_on(base):
+                if base.startswith(mount) and _delegates_controllers(base):
                     found.update({name: found.get(name, base) for name in _CONTROLLERS})
                     break
     return found if set(_CONTROLLERS) <= set(found) else {}
 
 
-def _hands_on(base):
+def _delegates_controllers(base):
     """Return whether groups below `base` can have both controllers; enable them if possible."""
     control = os.path.join(base, "cgroup.subtree_control")
     try:
@@ -80,13 +80,13 @@ def _hands_on(base):
         return False
 
 
-class Groups:
+class CgroupPool:
     """All control groups of one spawner, in a directory named after its pid."""
 
     def __init__(self):
         self.roots = []
         self.by_controller = {}
-        bases = _bases()
+        bases = _find_base_directories()
         _sweep(bases.values())
         for name, base in bases.items():
             root = os.path.join(base, _PREFIX + str(os.getpid()))
@@ -116,7 +116,7 @@ class Groups:
 
     def make(self, slot):
         """Make the group of a slot."""
-        return Group({name: os.path.join(root, str(slot)) for name, root in self.by_controller.items()})
+        return Cgroup({name: os.path.join(root, str(slot)) for name, root in self.by_controller.items()})
 
     def close(self):
         """Remove all groups; their processes must have ended."""
@@ -128,7 +128,7 @@ class Groups:
         self.roots = []
 
 
-class Group:
+class Cgroup:
     """A control group that bounds the processes in it."""
 
     def __init__(self, directories):
@@ -141,7 +141,7 @@ class Group:
         self.cpu = os.open(counter, os.O_RDONLY | os.O_CLOEXEC) if counter else -1
         """File descriptor of the CPU counter, which agents read whatever file system they see."""
 
-    def bound(self, max_processes, memory_bytes):
+    def set_limits(self, max_processes, memory_bytes):
         """Set the bounds, if they differ from the present ones."""
         if self.bounds == (max_processes, memory_bytes):
             return
@@ -216,7 +216,7 @@ def _remove(directory, give_up=None):
 
 
 def _sweep(bases):
-    """Remove the groups that killed spawners left. Groups still in use are left to the next spawner."""
+    """Remove the groups that killed spawners left. CgroupPool still in use are left to the next spawner."""
     give_up = time.monotonic() + _SWEEP_S
     for base in set(bases):
         for name in os.listdir(base):

@@ -14,7 +14,7 @@ import socket
 from roll_sandbox.agent import kernel
 
 
-def give(layers, user):
+def mount_idmapped(layers, user):
     """Show layers (source, target) read-only, as if this user owned them. Needs a mount namespace of its own.
 
     Raises:

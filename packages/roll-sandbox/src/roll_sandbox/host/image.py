@@ -126,7 +126,7 @@ def _restrict(target, is_device):
     """Make a mount read-only, with everything mounted below it."""
     if not is_device:
         try:
-            kernel.freeze_mounts(target)
+            kernel.make_read_only(target)
             return
         except OSError:
             pass  # a kernel older than 5.12 supports this only per mount

@@ -55,10 +55,10 @@ def fork(function, *arguments):
 class Zygote:
     """The zygote, which forks the processes of slots. `pid` is 0 once it is reaped."""
 
-    def __init__(self, arguments, complaints, code):
+    def __init__(self, arguments, stderr_fd, code):
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.pid = fork(execute, (theirs.fileno(), theirs.fileno(), complaints, code), arguments)
+            self.pid = fork(execute, (theirs.fileno(), theirs.fileno(), stderr_fd, code), arguments)
         self.line.settimeout(_START_S)
         try:
             ready = self.line.recv(16) == b"ready"
@@ -66,7 +66,7 @@ class Zygote:
             ready = False
         if not ready:
             self.close()
-            raise OSError("the process that sandboxes are forked from does not start")
+            raise OSError("the zygote does not start")
         self.line.settimeout(None)
 
     def slot(self, groups, user):
@@ -113,25 +113,25 @@ class Slot:
         """Return the file descriptor of the slot's CPU counter in a list; empty without a counter."""
         return [self.group.cpu] if self.group is not None and self.group.cpu >= 0 else []
 
-    def start(self, tree, line, complaints):
+    def start(self, tree, line, stderr_fd):
         """Start a sandbox in the slot's process.
 
         Raises:
             OSError: the slot's process is gone.
         """
-        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, complaints, *self.counter()])
+        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, stderr_fd, *self.counter()])
 
-    def start_bwrap(self, arguments, layers, line, complaints, code):
+    def start_bwrap(self, arguments, layers, line, stderr_fd, code):
         """Start a sandbox with bwrap. Descriptors: 0, 1 the agent's socket, 2 stderr, 3 its code, 4 the CPU counter.
 
         Args:
             arguments: bwrap's command line.
             layers: source and target of each layer of an image.
             line: descriptor of the agent's socket.
-            complaints: descriptor for error messages.
+            stderr_fd: descriptor for error messages.
             code: descriptor of the agent's code.
         """
-        self.pid = fork(self._become_bwrap, arguments, layers, (line, line, complaints, code, *self.counter()))
+        self.pid = fork(self._become_bwrap, arguments, layers, (line, line, stderr_fd, code, *self.counter()))
 
     def _become_bwrap(self, arguments, layers, descriptors):
         os.setsid()
@@ -141,13 +141,13 @@ class Slot:
             if layers:
                 kernel.unshare(kernel.CLONE_NEWNS)
                 kernel.mount("none", "/", None, kernel.PRIVATE)
-                idmap.give(layers, self.user)
+                idmap.mount_idmapped(layers, self.user)
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)
             os.setresuid(self.user, self.user, self.user)
         execute(descriptors, arguments)
 
-    def left(self):
+    def kill_leftovers(self):
         """Kill the processes left in the control group of an ended sandbox, and return their pids."""
         if self.group is None or (self.line is not None and not self.own_pid):
             return []

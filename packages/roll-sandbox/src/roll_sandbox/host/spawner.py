@@ -8,9 +8,9 @@ may be killed: the socket then closes and the spawner ends every sandbox, remove
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
                      ("forget", name): remove an image
-                     ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
+                     ("zygote", arguments) with file descriptors: stderr_fd, code → ("zygote", error)
                      ("start", id, tree or None, arguments, layers, limits) with file descriptors: the agent's
-                       line, complaints, code → ("started", id, counters), later ("ended", id, status, error)
+                       line, stderr_fd, code → ("started", id, counters), later ("ended", id, status, error)
                      ("kill", id)
 Its first message is ("ready", facts).
 
@@ -27,7 +27,7 @@ import select
 import socket
 import time
 
-from roll_sandbox.host.cgroup import Groups
+from roll_sandbox.host.cgroup import CgroupPool
 from roll_sandbox.host.image import Images
 from roll_sandbox.host.slots import Slot, Zygote
 
@@ -60,7 +60,7 @@ class Spawner:
     def __init__(self, control):
         self.control = control
         self.is_root = os.geteuid() == 0
-        self.groups = Groups()
+        self.groups = CgroupPool()
         self.images = Images() if self.is_root else None
         self.first_user = _first_user() if self.is_root else None
         self.zygote = None
@@ -82,21 +82,21 @@ class Spawner:
 
     def serve(self):
         """Serve until the manager closes its end."""
-        self.say("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
+        self.send("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
         while True:
             for descriptor, _ in self.poll.poll(_LOOK_MS if self.emptying else 1000 if self.killed else None):
                 if descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
                 elif descriptor in self.lines:
-                    self.hear(descriptor)
+                    self.read_incoming(descriptor)
                 elif self.zygote is not None and descriptor == self.zygote.line.fileno():
                     return  # the zygote has ended: it sends nothing after "ready"
                 elif descriptor == self.control.fileno() and not self.handle():
                     return
             self.reap()
-            self.look_after_ends()
+            self.check_ended()
 
-    def say(self, *message):
+    def send(self, *message):
         """Send a message to the manager, if it still exists."""
         try:
             self.control.send(marshal.dumps(message))
@@ -123,10 +123,10 @@ class Spawner:
         """Build a tree."""
         try:
             if self.images is None:
-                raise OSError("only root can build one")
-            self.say("image", name, self.images.build(name, plan), "")
+                raise OSError("only root can build a file system")
+            self.send("image", name, self.images.build(name, plan), "")
         except OSError as error:
-            self.say("image", name, None, str(error))
+            self.send("image", name, None, str(error))
 
     def on_forget(self, _, name):
         """Remove a tree; sandboxes that are in it keep it."""
@@ -139,9 +139,9 @@ class Spawner:
             self.zygote = Zygote(arguments, *descriptors)
             self.poll.register(self.zygote.line, select.POLLIN)
             self.free += [self.new_slot() for _ in range(_STANDING_SLOTS)]
-            self.say("zygote", "")
+            self.send("zygote", "")
         except OSError as error:
-            self.say("zygote", str(error))
+            self.send("zygote", str(error))
 
     def new_slot(self):
         """Make another slot."""
@@ -164,11 +164,13 @@ class Spawner:
         slot = None
         try:
             if len(descriptors) < 3:
-                raise OSError("the process that starts sandboxes has all the files open that it may (`ulimit -n`)")
+                raise OSError("the spawner has reached its limit of open files (`ulimit -n`)")
             slot = self.free.pop() if self.free else self.new_slot()
             group = slot.group
             if group is not None:
-                group.bound(limits["max_processes"] + _OVERHEAD_PROCESSES, limits["memory_bytes"] + _OVERHEAD_BYTES)
+                group.set_limits(
+                    limits["max_processes"] + _OVERHEAD_PROCESSES, limits["memory_bytes"] + _OVERHEAD_BYTES
+                )
             if tree is not None and self.zygote is not None:
                 self.open(slot)
                 slot.start(tree, *descriptors[:2])
@@ -177,11 +179,11 @@ class Spawner:
         except OSError as error:
             if slot is not None:
                 self.free.insert(0, slot)
-            self.say("ended", identity, 1, str(error))
+            self.send("ended", identity, 1, str(error))
             return
         slot.identity = identity
         self.running[identity] = slot
-        self.say("started", identity, group.counters() if group is not None else None)
+        self.send("started", identity, group.counters() if group is not None else None)
 
     def on_kill(self, _, identity):
         """End a sandbox."""
@@ -192,7 +194,7 @@ class Spawner:
                 slot.give_up = time.monotonic() + _EMPTY_S
                 self.killed.append(slot)
 
-    def hear(self, descriptor):
+    def read_incoming(self, descriptor):
         """Read from a slot's process: the end of its sandbox, or the end of the process itself if it was killed."""
         slot = self.lines[descriptor]
         try:
@@ -204,7 +206,7 @@ class Spawner:
             if status is not None:
                 self.ended(slot, status)
             return
-        self.shut(slot)
+        self.close_slot(slot)
         if slot in self.free:
             self.free.remove(slot)
         if slot.identity in self.running:
@@ -216,37 +218,39 @@ class Spawner:
         slot.pid, slot.end = 0, (status, error, usable)
         slot.give_up = time.monotonic() + _EMPTY_S
         self.emptying.append(slot)
-        self.look_after_ends()
+        self.check_ended()
 
-    def look_after_ends(self):
+    def check_ended(self):
         """Free the slots whose sandboxes have ended with all their processes; retire the slots in which that fails."""
         now = time.monotonic()
         for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.give_up]:
             self.killed.remove(slot)
             if slot.identity in self.running:
-                self.ended(slot, -9, error="its processes do not end", usable=False)
+                self.ended(slot, -9, error="the processes of the sandbox do not end", usable=False)
         for slot in list(self.emptying):
-            left = slot.left()
+            left = slot.kill_leftovers()
             if left and now < slot.give_up:
                 continue
             self.emptying.remove(slot)
             status, error, usable = slot.end
-            self.say("ended", slot.identity, status, error or ("its processes do not end" if left else ""))
+            self.send(
+                "ended", slot.identity, status, error or ("the processes of the sandbox do not end" if left else "")
+            )
             slot.identity = None
             if usable and not left:
-                self.set_free(slot)
+                self.release_slot(slot)
             else:
-                self.shut(slot)
+                self.close_slot(slot)
 
-    def set_free(self, slot):
+    def release_slot(self, slot):
         """Return a slot to the free list."""
         if len(self.free) >= _FREE_SLOTS:
-            self.shut(slot)
+            self.close_slot(slot)
             self.free.insert(0, slot)
         else:
             self.free.append(slot)
 
-    def shut(self, slot):
+    def close_slot(self, slot):
         """End the slot's process."""
         if slot.line is not None:
             del self.lines[slot.line.fileno()]
@@ -277,10 +281,10 @@ class Spawner:
         give_up = time.monotonic() + _END_S
         while (self.running or self.emptying) and time.monotonic() < give_up:
             self.reap()
-            self.look_after_ends()
+            self.check_ended()
             for descriptor, _ in self.poll.poll(1):
                 if descriptor in self.lines:
-                    self.hear(descriptor)
+                    self.read_incoming(descriptor)
         if self.zygote is not None:
             self.zygote.close()
         self.groups.close()

@@ -153,8 +153,8 @@ def _enter(tree, user):
     for name, text in (("setgroups", b"deny"), ("uid_map", one), ("gid_map", one)):
         kernel.write("/proc/self/" + name, text)
     kernel.change_root(tree)
-    kernel.raise_loopback()
-    kernel.name_host("sandbox")
+    kernel.bring_up_loopback()
+    kernel.set_host_name("sandbox")
     os.setsid()
     kernel.limit_capabilities((kernel.CAP_SETPCAP, kernel.CAP_NET_ADMIN, kernel.CAP_SYS_ADMIN))
     kernel.die_with_parent()

@@ -33,15 +33,13 @@ def resolve_account(user: str, layers: Sequence[str]) -> tuple[int, int]:
     users, groups = (_parse_entries(_read(layers, file)) for file in ("passwd", "group"))
     found = next((each for each in users if name in (each[0], each[2])), None)
     if name and found is None and not _is_number(name):
-        raise BadImageError(f"the image's programs are to be run by '{user[:80]}', whom its /etc/passwd does not have.")
+        raise BadImageError(f"the image's user '{user[:80]}' is not in its /etc/passwd.")
     uid = int(found[2]) if found else int(name or 0)
     gid = int(found[3]) if found and len(found) > 3 and _is_number(found[3]) else 0
     if group:
         other = next((each for each in groups if group in (each[0], each[2])), None)
         if other is None and not _is_number(group):
-            raise BadImageError(
-                f"the image's programs are to be of '{group[:80]}', which its /etc/group does not have."
-            )
+            raise BadImageError(f"the image's group '{group[:80]}' is not in its /etc/group.")
         gid = int(other[2]) if other else int(group)
     return (uid, gid) if uid else DEFAULT_ACCOUNT
 

@@ -55,7 +55,7 @@ def default_budget_bytes() -> int:
         return _BUDGET_BYTES
     if not said.isdigit() or int(said) <= 0:
         raise SandboxUnavailableError(
-            f"ROLL_SANDBOX_IMAGES_BYTES is {said[:80]!r}: a positive number of bytes is needed."
+            f"ROLL_SANDBOX_IMAGES_BYTES must be a positive number of bytes, got {said[:80]!r}."
         )
     return int(said)
 
@@ -127,8 +127,8 @@ class ImageCache:
                 self._images[digest] = Image.loads(self._image_file(digest).read_text())
             return self._images[digest]
         raise UnknownImageError(
-            f"there is no image '{name[:200]}' where the sandbox would run. `roll-sandbox image pull NAME` there, or "
-            "`roll-sandbox image import PATH NAME`, brings it; `roll-sandbox image list` shows what there is."
+            f"the machine that runs the sandbox has no image '{name[:200]}': add it with `roll-sandbox image pull "
+            "NAME` or `roll-sandbox image import PATH NAME`; `roll-sandbox image list` lists the images."
         )
 
     def hold(self, image: Image) -> Hold:
@@ -280,7 +280,7 @@ class ImageCache:
             with open_blob() as blob:
                 found = unpack(decompress(blob), files, bounds)
             if found != digest:
-                raise BadImageError(f"a layer unpacks to {found}, and the image's configuration says {digest}.")
+                raise BadImageError(f"a layer has the digest {found}, but the image's configuration lists {digest}.")
             Path(directory, "size").write_text(str(before - bounds.bytes_left))
             os.rename(directory, self._layer_directory(digest))
         except BaseException:
@@ -387,6 +387,6 @@ def _remove_tree(path: Path) -> None:
 
 def _make_cache_error(root: Path, error: OSError) -> SandboxUnavailableError:
     return SandboxUnavailableError(
-        f"the images of sandboxes in '{root}' cannot be changed: {error}. Make room there or allow writing, or set "
-        "ROLL_CACHE to another directory."
+        f"cannot write the image cache '{root}': {error}. Free space, fix its permissions, or set ROLL_CACHE to "
+        "another directory."
     )

@@ -56,12 +56,12 @@ def parse_image(config: object, digest: str) -> Image:
         BadImageError: it is not a configuration, or has values that programs cannot be given.
     """
     if not isinstance(config, dict) or not isinstance(config.get("rootfs"), dict):
-        raise BadImageError(f"the image {digest} has no configuration that says what its layers are.")
+        raise BadImageError(f"the configuration of the image {digest} does not list its layers.")
     layers = config["rootfs"].get("diff_ids")
     if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
-        raise BadImageError(f"the image {digest} has no layers, or more than {_MAX_LAYERS}.")
+        raise BadImageError(f"the image {digest} must have 1 to {_MAX_LAYERS} layers.")
     if not all(isinstance(each, str) and DIGEST.fullmatch(each) for each in layers):
-        raise BadImageError(f"the image {digest} names layers otherwise than by SHA-256.")
+        raise BadImageError(f"the image {digest} has layers without a SHA-256 digest.")
     said = config.get("config") or {}
     if not isinstance(said, dict):
         raise BadImageError(f"the image {digest} has a broken configuration.")
@@ -74,12 +74,12 @@ def _parse_environment(said: Any) -> dict[str, str]:
     if said is None:
         said = []
     if not isinstance(said, list):
-        raise BadImageError("the image's variables are no list.")
+        raise BadImageError("the image's environment must be a list of NAME=value.")
     found = {}
     for each in said:
         name, equals, value = _parse_text(each).partition("=")
         if not equals or not _NAME.fullmatch(name):
-            raise BadImageError(f"the image has the variable {each[:80]!r}, which no program can be given.")
+            raise BadImageError(f"the image has the invalid environment variable {each[:80]!r}.")
         found[name] = value
     return found
 
@@ -89,5 +89,5 @@ def _parse_text(value: Any) -> str:
         return ""
     good = isinstance(value, str) and "\0" not in value and len(value) <= 2**16
     if not good or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise BadImageError(f"the image's configuration has {str(value)[:80]!r}, which is no text for programs.")
+        raise BadImageError(f"the image's configuration has the invalid string {str(value)[:80]!r}.")
     return value

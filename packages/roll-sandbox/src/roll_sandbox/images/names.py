@@ -49,7 +49,7 @@ def parse_reference(name: str) -> Reference:
     good = good and (DIGEST.fullmatch(digest) if "@" in name else True) and (_TAG.fullmatch(tag) if colon else True)
     if not good:
         raise SandboxRequestError(
-            f"{name[:200]!r} is no name of an image: 'python:3.12', 'registry.example/team/world:7' and "
-            "'team/world@sha256:…' are (small letters before the colon)."
+            f"{name[:200]!r} is not a valid image name: write, for example, 'python:3.12', "
+            "'registry.example/team/world:7' or 'team/world@sha256:…' (the repository in lower case)."
         )
     return Reference(registry=registry, repository=path, version=version)

@@ -79,7 +79,7 @@ class RegistrySource:
     ) -> None:
         self._reference = reference
         if not reference.registry:
-            raise SandboxRequestError(f"'{reference}' names no registry: registry.example/{reference} would.")
+            raise SandboxRequestError(f"the image name '{reference}' has no registry: write REGISTRY/{reference}.")
         self._host = reference.registry
         self._allow_http = insecure or _is_this_machine(self._host)
         self._max_blob_bytes = max_blob_bytes
@@ -92,14 +92,12 @@ class RegistrySource:
         config = manifest.get("config") if isinstance(manifest, dict) else None
         layers = manifest.get("layers") if isinstance(manifest, dict) else None
         if not isinstance(config, dict) or not isinstance(layers, list):
-            raise BadImageError(
-                f"{reference} is no image of a kind that sandboxes can use (its manifest has no layers)."
-            )
+            raise BadImageError(f"{reference} is not a supported image: its manifest has no layers.")
         with self._blob(config, MAX_JSON_BYTES) as blob:
             self.image = parse_image(parse_json(blob.read(), "the configuration"), str(config.get("digest")))
         self._layers = [each for each in layers if isinstance(each, dict)]
         if len(self._layers) != len(self.image.layers):
-            raise BadImageError(f"{reference} has {len(layers)} layers, and its configuration names another number.")
+            raise BadImageError(f"{reference} has {len(layers)} layers, but its configuration lists another number.")
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
@@ -109,7 +107,9 @@ class RegistrySource:
 
     def _manifest(self, version: str, *, exactly: bool = False) -> Any:
         if exactly and not DIGEST.fullmatch(version):
-            raise BadImageError(f"the image names a manifest by {version[:80]!r}: only SHA-256 is understood.")
+            raise BadImageError(
+                f"the image refers to a manifest by {version[:80]!r}: only SHA-256 digests are supported."
+            )
         with tempfile.TemporaryFile() as file:
             self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFESTS))
             if DIGEST.fullmatch(version):
@@ -120,11 +120,11 @@ class RegistrySource:
     def _blob(self, descriptor: Mapping[str, Any], most: int) -> Iterator[IO[bytes]]:
         digest, size = descriptor.get("digest"), descriptor.get("size")
         if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
-        if type(size) is not int or not 0 <= size <= most:
             raise BadImageError(
-                f"the image's content {digest} is to have {str(size)[:40]} bytes; at most {most:,} may be."
+                f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported."
             )
+        if type(size) is not int or not 0 <= size <= most:
+            raise BadImageError(f"the image's content {digest} must have at most {most:,} bytes, got {str(size)[:40]}.")
         with tempfile.TemporaryFile() as file:
             self._fetch(f"blobs/{digest}", file, size)
             check_blob(file, digest)
@@ -157,7 +157,7 @@ class RegistrySource:
             while piece := response.read(_PIECE_BYTES):
                 file.write(piece)
                 if file.tell() > most:
-                    raise BadImageError(f"{self._host} sends more than the {most:,} bytes that '{url}' is to have.")
+                    raise BadImageError(f"{self._host} sent more than the expected {most:,} bytes of '{url}'.")
             expected = response.headers.get("Content-Length")
             if expected is not None and expected.isdigit() and file.tell() != int(expected):
                 raise http.client.IncompleteRead(b"")
@@ -200,8 +200,8 @@ class RegistrySource:
 
     def _make_access_error(self) -> SandboxAccessError:
         return SandboxAccessError(
-            f"{self._reference.registry} does not let '{self._reference.repository}' be pulled: it does not exist, or "
-            f"needs a password (docker login {self._reference.registry} writes it where it is looked for)."
+            f"{self._reference.registry} refuses access to '{self._reference.repository}': it does not exist, "
+            f"or needs a login (docker login {self._reference.registry})."
         )
 
     def _explain_error(self, error: Exception, status: int | None) -> Exception:
@@ -212,7 +212,7 @@ class RegistrySource:
         why = getattr(error, "reason", None) or error
         return SandboxUnavailableError(
             f"the registry {self._reference.registry} does not send '{self._reference}' "
-            f"({status or type(error).__name__}: {str(why)[:200]}). Is it there? One without TLS needs `--insecure`."
+            f"({status or type(error).__name__}: {str(why)[:200]}). A registry without TLS needs `--insecure`."
         )
 
 
@@ -238,7 +238,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if not newurl.startswith(("https://", "http://") if self._plain else "https://"):
-            raise urllib.error.HTTPError(newurl, 403, "a redirect leads away from TLS", headers, fp)
+            raise urllib.error.HTTPError(
+                newurl, 403, "a redirect from TLS to a connection without TLS is refused", headers, fp
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 

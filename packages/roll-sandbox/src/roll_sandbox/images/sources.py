@@ -52,11 +52,13 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
         return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))
     if path.is_dir():
         if not any(path.iterdir()):
-            raise BadImageError(f"the directory '{path}' is empty: a root directory or an OCI layout is needed.")
+            raise BadImageError(f"the directory '{path}' is empty: it must be a root directory or an OCI layout.")
         return _pack_directory(path)
     if path.is_file():
         return _open_archive(path, tag)
-    raise BadImageError(f"there is no image at '{path}': an OCI layout, a tar archive or a root directory is needed.")
+    raise BadImageError(
+        f"no image found at '{path}': the path must be an OCI layout, a tar archive or a root directory."
+    )
 
 
 def parse_json(data: bytes, what: str) -> Any:
@@ -68,7 +70,7 @@ def parse_json(data: bytes, what: str) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise BadImageError(f"{what} of the image is no JSON.") from None
+        raise BadImageError(f"{what} of the image is not valid JSON.") from None
 
 
 def choose_platform(index: object) -> Mapping[str, Any]:
@@ -88,7 +90,7 @@ def choose_platform(index: object) -> Mapping[str, Any]:
     ]
     if not fits:
         offered = ", ".join(f"{place.get('os')}/{place.get('architecture')}" for place in places)[:200]
-        raise BadImageError(f"the image is not made for linux/{machine}, only for: {offered or 'nothing'}.")
+        raise BadImageError(f"the image does not support linux/{machine}; its platforms are: {offered or 'none'}.")
     return fits[0]
 
 
@@ -99,10 +101,10 @@ def check_blob(blob: Any, digest: object) -> None:
         BadImageError: it has another digest, or the digest is not SHA-256.
     """
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
+        raise BadImageError(f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported.")
     found = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
     if found != digest:
-        raise BadImageError(f"the image's content {digest} is in truth {found}: it is damaged, or was changed.")
+        raise BadImageError(f"the image's content {digest} has the digest {found}: the content is damaged.")
     blob.seek(0)
 
 
@@ -148,7 +150,7 @@ class LayoutSource:
             named = [each for each, own in zip(named, names, strict=True) if tag in own]
             if not named:
                 known = ", ".join(sorted({name for own in names for name in own}))[:200]
-                raise BadImageError(f"there is no image tagged '{tag}' there; there are: {known or 'none with a tag'}.")
+                raise BadImageError(f"no image is tagged '{tag}'; known tags are: {known or 'none'}.")
         return choose_platform({"manifests": named})
 
     def _find_saved(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
@@ -162,7 +164,7 @@ class LayoutSource:
                 blobs: list[tuple[str, object]] = [(str(name), None) for name in entry.get("Layers") or ()]
                 _check_count(blobs, image)
                 return image, blobs
-        raise BadImageError(f"there is no image{f' tagged {tag!r}' if tag else ''} in it.")
+        raise BadImageError(f"the archive has no image{f' tagged {tag!r}' if tag else ''}.")
 
     def _read(self, name: str) -> bytes:
         with self._open(name) as file:
@@ -181,7 +183,9 @@ class LayoutSource:
 
     def _open_blob(self, digest: object) -> IO[bytes]:
         if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-            raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
+            raise BadImageError(
+                f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported."
+            )
         try:
             return self._open(f"blobs/sha256/{digest.removeprefix('sha256:')}")
         except FileNotFoundError:
@@ -261,16 +265,16 @@ def _open_archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
 
             yield LayoutSource(open_member, tag)
     except (tarfile.TarError, EOFError) as error:
-        reason = "it is no tar archive" if isinstance(error, tarfile.ReadError) else error
-        raise BadImageError(f"'{path}' is no archive of an image: {reason}, or is damaged.") from None
+        reason = "it is not a tar archive" if isinstance(error, tarfile.ReadError) else error
+        raise BadImageError(f"'{path}' is not an image archive, or is damaged: {reason}.") from None
     except FileNotFoundError as error:
-        raise BadImageError(f"'{path}' is no archive of an image: it has no '{error}'.") from None
+        raise BadImageError(f"'{path}' is not an image archive: it has no file '{error}'.") from None
 
 
 def _open_below(root: Path, name: str) -> IO[bytes]:
     parts = Path(name).parts
     if Path(name).is_absolute() or ".." in parts:
-        raise BadImageError(f"the image names the file {name[:80]!r}, which is not its own.")
+        raise BadImageError(f"the image refers to the file {name[:80]!r} outside its directory.")
     return open(root.joinpath(*parts), "rb")
 
 
@@ -283,4 +287,4 @@ def _read_tags(entry: Mapping[str, Any]) -> set[str]:
 
 def _check_count(blobs: Sequence[object], image: Image) -> None:
     if len(blobs) != len(image.layers):
-        raise BadImageError(f"the image has {len(blobs)} layers, and its configuration names {len(image.layers)}.")
+        raise BadImageError(f"the image has {len(blobs)} layers, but its configuration lists {len(image.layers)}.")

@@ -47,7 +47,9 @@ def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], 
     mounts = resolve_mounts(mounts)
     for mount in mounts:
         if mount.target.startswith(_RESERVED_PATHS):
-            raise SandboxUnavailableError(f"sandbox mount at '{mount.target}': in an image that place is taken.")
+            raise SandboxUnavailableError(
+                f"sandbox mount at '{mount.target}': this path is reserved in sandboxes with an image."
+            )
     own = _make_top_layer(cache, image, mounts)
     layers = [own, *reversed(cache.layer_directories(image))]
     if merged:

@@ -57,7 +57,7 @@ class UnpackBudget:
         if self.bytes_left < 0 or self.entries_left < 0:
             what = "bytes" if self.bytes_left < 0 else "files"
             raise BadImageError(
-                f"the image unpacks to more {what} than it may. If it is meant to be so large, raise the budget "
+                f"the image unpacks to more {what} than the budget allows. For a large image, raise the budget "
                 "(`--budget`, or ROLL_SANDBOX_IMAGES_BYTES)."
             )
 
@@ -77,7 +77,7 @@ def decompress(blob: IO[bytes]) -> Iterator[bytes]:
             import zstandard  # pyrefly: ignore[missing-import]
         except ImportError:
             raise BadImageError(
-                "a layer is packed with zstd, which needs the package 'zstandard': pip install zstandard."
+                "a layer is compressed with zstd: install its package, pip install zstandard."
             ) from None
         try:
             reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(blob, read_across_frames=True)
@@ -106,7 +106,7 @@ def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
     except zlib.error as error:
         raise BadImageError(f"a layer is broken: {error}.") from None
     if not current.eof:
-        raise BadImageError("a layer is cut off.")
+        raise BadImageError("a layer is truncated.")
 
 
 class _Stream:
@@ -182,7 +182,7 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         if isinstance(error, BadImageError):
             raise
-        raise BadImageError(f"a layer is no tar archive ({error}).") from None
+        raise BadImageError(f"a layer is not a tar archive ({error}).") from None
     finally:
         layer.close()
     return stream.finish()
@@ -205,14 +205,14 @@ class _Layer:
     def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         """Add one entry of the archive."""
         if member.size < 0 or "\0" in member.name + member.linkname:
-            raise BadImageError(f"a layer has an impossible entry ({member.name[:80]!r}).")
+            raise BadImageError(f"a layer has an invalid entry ({member.name[:80]!r}).")
         self._bounds.consume(member.size if member.issparse() else 0, entries=1)
         try:
             self._add(member, archive)
         except OSError as error:
             if error.errno in _IMPOSSIBLE:
                 raise BadImageError(
-                    f"a layer has the entry {member.name[:80]!r}, which cannot be made ({error.strerror})."
+                    f"a layer has the entry {member.name[:80]!r}, which cannot be created ({error.strerror})."
                 ) from None
             if error.filename is None:
                 error.filename = member.name[:200]
@@ -249,22 +249,22 @@ class _Layer:
 
     def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
         parents, last = _split(member.linkname)
-        said = f"a layer has the hard link {member.name[:80]!r} to {member.linkname[:80]!r}"
+        link = f"a layer has the hard link {member.name[:80]!r} to {member.linkname[:80]!r}"
         try:
             source = self._open(parents, make=False)
         except FileNotFoundError:
-            raise BadImageError(f"{said}, which it does not have.") from None
+            raise BadImageError(f"{link}, which does not exist in the layer.") from None
         try:
             mode = os.stat(last, dir_fd=source, follow_symlinks=False).st_mode
             if stat.S_ISDIR(mode):
-                raise BadImageError(f"{said}, which is a directory.")
+                raise BadImageError(f"{link}, which is a directory.")
             if stat.S_ISCHR(mode):
-                raise BadImageError(f"{said}, which it removes.")
+                raise BadImageError(f"{link}, which the layer removes.")
             if not os.path.samestat(os.fstat(source), os.fstat(parent)) or last != name:
                 _clear(parent, name)
                 os.link(last, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            raise BadImageError(f"{said}, which it does not have.") from None
+            raise BadImageError(f"{link}, which does not exist in the layer.") from None
         finally:
             os.close(source)
 
@@ -280,7 +280,7 @@ class _Layer:
         try:
             while waiting:
                 if len(opened) > _MAX_DEPTH:
-                    raise BadImageError(f"a layer has directories more than {_MAX_DEPTH} deep in one another.")
+                    raise BadImageError(f"a layer has directories nested more than {_MAX_DEPTH} levels deep.")
                 part = waiting.pop()
                 if part == "..":  # only link targets have them
                     if len(opened) > 1:
@@ -297,7 +297,9 @@ class _Layer:
                     links += 1
                     target = _read_link(part, opened[-1]) if follow else None
                     if target is None or links > _MAX_LINKS:
-                        raise _NoDirectoryError(f"a layer has entries below {part[:80]!r}, which is none.") from None
+                        raise _NoDirectoryError(
+                            f"a layer has entries below {part[:80]!r}, which is not a directory."
+                        ) from None
                     if target.startswith("/"):
                         while len(opened) > 1:
                             os.close(opened.pop())
@@ -316,7 +318,7 @@ def _split(path: str) -> tuple[list[str], str]:
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise BadImageError(f"a layer has the entry {path[:80]!r}, which would lead out of it.")
+        raise BadImageError(f"a layer has the entry {path[:80]!r}, which points outside the layer.")
     return parts[:-1], parts[-1] if parts else ""
 
 
@@ -366,7 +368,7 @@ def _write(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.Tar
         while left:
             piece = source.read(min(left, _PIECE_BYTES))
             if not piece:
-                raise BadImageError("a layer is cut off.")
+                raise BadImageError("a layer is truncated.")
             if piece.count(0) == len(piece):
                 file.seek(len(piece), os.SEEK_CUR)
             else:

@@ -41,7 +41,7 @@ def connect(
         spec, warm, max_sandboxes: as for `SandboxManager`; this client holds the warm sandboxes.
         lifetime_s: seconds after which the service ends each sandbox; `None`: the service's default.
         ca_file: CA certificates for the service's certificate; `None`: the system's.
-        reconnect_timeout_s: seconds of outage after which what ran on the service counts as lost.
+        reconnect_timeout_s: seconds of outage after which running programs count as lost.
         wait_for_quota: whether to wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
 
     Raises:

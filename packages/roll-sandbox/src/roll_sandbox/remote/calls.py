@@ -51,7 +51,9 @@ async def call_service(
 
 def _parse_error(url: str, status: int, said: object) -> RollSandboxError:
     if not isinstance(said, dict) or "error" not in said:
-        return SandboxUnavailableError(f"{url} answers {status}: is `roll-sandbox serve` there?")
+        return SandboxUnavailableError(
+            f"{url} answers with status {status}: check that `roll-sandbox serve` runs at this address."
+        )
     if status == 401:
         return SandboxAccessError(f"the sandbox service at {url} refuses this token: {said.get('message')}")
     return error_from_json(said)

@@ -1,9 +1,8 @@
 """The client's end of a connection to a sandbox service: many sandboxes over one WebSocket that may break.
 
-    Sandbox ──► RemoteConnection ──► Line ──► messages ──► service ──► worker ──► agent
+    Sandbox ──► RemoteSandboxConnection ──► ServiceConnection ──► service ──► worker ──► agent
                                       └ keeps all messages to a running program until it ends: a new connection
                                         sends them again, and names ensure that nothing happens twice
-
 Invariants: one event loop; every program ends exactly once, with its worker's report or with an error; a program whose
 end is unknown is lost, never a success.
 """
@@ -190,7 +189,7 @@ class RemoteSandboxConnection:
     def _request_missing_output(self, name: str, sent: ResendBuffer) -> None:
         """Request again the output that the worker sent while it had no connection."""
         if not sent.messages:
-            self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
+            self._finish(name, None, SandboxLostError("part of a program's output was lost"))
         elif sent.requested_at < sent.num_received:
             sent.requested_at = sent.num_received
             self._service.send({**sent.messages[0], "have": sent.num_received})
@@ -208,7 +207,11 @@ class RemoteSandboxConnection:
             self._service.send(said)
         for name, sent in list(self._resend_buffers.items()):
             if sent.kept_bytes is None:
-                self._finish(name, None, SandboxLostError("the line broke while a program with much input ran"))
+                self._finish(
+                    name,
+                    None,
+                    SandboxLostError("the connection broke while a program ran whose input was too large to keep"),
+                )
                 continue
             first, *rest = sent.messages
             self._service.send({**first, "have": sent.num_received})
@@ -299,7 +302,7 @@ class ServiceConnection:
                 return await answer
         except TimeoutError:
             raise SandboxUnavailableError(
-                f"nobody answers for sandbox '{name}': its worker is away, or starts it. Ask again."
+                f"the worker of the sandbox '{name}' did not answer in time: the worker is away or busy. Retry."
             ) from None
         finally:
             del self._pending_answers[key]
@@ -361,7 +364,7 @@ class ServiceConnection:
             if op == "failed" and connection is not None:
                 error = error_from_json(message)
                 if isinstance(error, UnknownSandboxError):  # a program sent before may have run
-                    error = SandboxLostError(f"the sandbox ended while there was no line to the service: {error}")
+                    error = SandboxLostError(f"the sandbox ended while the connection to the service was down: {error}")
                 connection.fail_all(error)
         elif connection is not None:
             if op == "gone":

@@ -114,13 +114,17 @@ class RemoteRuntime:
                 socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403) and not await self._is_rate_limited():
-                what = "wrong, expired or revoked" if error.status == 401 else "not of scope run, which this takes"
+                what = (
+                    "the token is wrong, expired or revoked"
+                    if error.status == 401
+                    else "the token lacks the scope 'run'"
+                )
                 raise SandboxAccessError(
-                    f"the sandbox service at {self._url} refuses this token ({error.status}): it is {what}. "
-                    "`roll-sandbox token create` makes another."
+                    f"the sandbox service at {self._url} refuses the token ({error.status}): {what}. "
+                    "`roll-sandbox token create` creates another."
                 ) from None
             raise SandboxUnavailableError(
-                f"{self._url} answers {error.status} to a client of sandboxes: is `roll-sandbox serve` there?"
+                f"{self._url} answers with status {error.status}: check that `roll-sandbox serve` runs at this address."
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise make_unreachable_error(self._url, error) from None
@@ -129,7 +133,9 @@ class RemoteRuntime:
             self._max_message_bytes = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
         except (TypeError, ValueError, TimeoutError, aiohttp.ClientError, SandboxRequestError) as error:
             await socket.close()
-            raise SandboxUnavailableError(f"{self._url} does not greet a client of sandboxes ({error}).") from None
+            raise SandboxUnavailableError(
+                f"{self._url} did not send the greeting of a sandbox service ({error})."
+            ) from None
         self.fresh_programs = bool(greeting.get("fresh_programs", True))
         return socket
 
@@ -147,9 +153,9 @@ class RemoteRuntime:
         try:
             await self._serve(socket)
         except Exception as error:
-            logger.exception("the line to the sandbox service at %s ends", self._url)
+            logger.exception("the connection to the sandbox service at %s failed", self._url)
             self._service.fail_all(
-                SandboxError(f"the line to the sandbox service broke, and is not dialled again: {error}")
+                SandboxError(f"the connection to the sandbox service failed and is not reopened: {error}")
             )
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
@@ -178,9 +184,7 @@ class RemoteRuntime:
                     else:
                         self._service.receive(message)
                 except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
-                    self._service.fail_all(
-                        SandboxLostError(f"{self._url} says what no sandbox service says ({error!r:.200})")
-                    )
+                    self._service.fail_all(SandboxLostError(f"{self._url} sent an invalid message ({error!r:.200})"))
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await self._outgoing.send_over(socket)
@@ -197,10 +201,10 @@ class RemoteRuntime:
             except SandboxUnavailableError as error:
                 if attempt == len(_BACKOFF_S):
                     logger.warning(
-                        "%s Dialling again; what runs there waits for %g s.", error, self._reconnect_timeout_s
+                        "%s Reconnecting; running programs are lost after %g s.", error, self._reconnect_timeout_s
                     )
                 if time.monotonic() > until:
-                    self._service.fail_all(SandboxLostError(f"the sandbox service went away: {error}"))
+                    self._service.fail_all(SandboxLostError(f"the sandbox service is unreachable: {error}"))
                     until = time.monotonic() + self._reconnect_timeout_s
             except SandboxAccessError as error:
                 self._access_error = error
@@ -209,7 +213,7 @@ class RemoteRuntime:
             else:
                 if attempt > len(_BACKOFF_S):
                     away_s = time.monotonic() - began
-                    logger.warning("the sandbox service at %s is back after %.0f s.", self._url, away_s)
+                    logger.warning("reconnected to the sandbox service at %s after %.0f s.", self._url, away_s)
                 self._reconnected_at = time.monotonic()
                 self._reupload()
                 self._service.resend()
@@ -222,8 +226,8 @@ class RemoteRuntime:
         data = encode(message)
         if len(data) > self._max_message_bytes:
             raise OversizedUploadError(
-                f"a program, its files or its input have {len(data):,} bytes, and the sandbox service takes "
-                f"{self._max_message_bytes:,} in one message: send less, or raise `--max-message-bytes` of the service."
+                f"a program with its files and input must have at most {self._max_message_bytes:,} bytes, got "
+                f"{len(data):,}: send less, or raise `--max-message-bytes` of the service."
             )
         self._outgoing.put(data)
 
@@ -264,7 +268,7 @@ class RemoteRuntime:
             if self._access_error is not None:
                 raise SandboxAccessError(str(self._access_error))
             if self._connection_task is None or self._connection_task.done():
-                raise SandboxError("the line to the sandbox service was not opened, or is closed")
+                raise SandboxError("the connection to the sandbox service was not opened, or is closed")
             try:
                 return await self._service.create(spec, lifetime_s=self._lifetime_s)
             except UnknownImageError:
@@ -278,7 +282,7 @@ class RemoteRuntime:
                 if not self._wait_for_quota or time.monotonic() > until:
                     raise
                 if not self._num_waiting_for_quota:
-                    logger.warning("%s Asking again for %g s.", error, self._reconnect_timeout_s)
+                    logger.warning("%s Retrying for %g s.", error, self._reconnect_timeout_s)
             self._num_waiting_for_quota += 1
             try:
                 await asyncio.sleep(_BACKOFF_S[-1])
@@ -316,7 +320,7 @@ class RemoteRuntime:
             self._connection_task.cancel()
             await asyncio.gather(self._connection_task, return_exceptions=True)
             self._connection_task = None
-        self._service.fail_all(SandboxError("the line to the sandbox service is closed"))
+        self._service.fail_all(SandboxError("the connection to the sandbox service is closed"))
         if self._session is not None:
             await self._session.close()
             self._session = None

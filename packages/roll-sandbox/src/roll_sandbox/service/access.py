@@ -81,7 +81,7 @@ class Access:
             length = Headers(scope=scope).get("content-length", "0")
             if not length.isdigit() or int(length) > self._max_bytes:
                 refusal = _make_error_response(
-                    413, "oversized", f"a request's body may have {self._max_bytes:,} bytes: send less."
+                    413, "oversized", f"the body of a request must have at most {self._max_bytes:,} bytes."
                 )
         app = refusal or self._app
         await app(scope, self._limit_body(receive), _add_headers(send))
@@ -90,11 +90,15 @@ class Access:
         """Return the response that refuses a request, or `None` after storing the identity in `scope`."""
         peer = str((scope.get("client") or ("", 0))[0])
         if self._failures.is_empty(peer):
-            return _make_error_response(429, "access", "too many tokens from there were refused: wait a minute.")
+            return _make_error_response(
+                429, "access", "too many requests of this address had an invalid token: wait a minute."
+            )
         given = _extract_token(Headers(scope=scope), scope["path"])
         if not given:
             return _make_error_response(
-                401, "access", "a token is needed: 'Authorization: Bearer …' (`roll-sandbox token create`)."
+                401,
+                "access",
+                "the request has no token: send 'Authorization: Bearer TOKEN' (`roll-sandbox token create`).",
             )
         try:
             identity = await asyncio.to_thread(self._tokens.identify, given)
@@ -104,7 +108,7 @@ class Access:
             self._failures.take(peer)
             self._audit.record("refuse", owner="", token="", what=scope["path"][:200], outcome="token", peer=peer)
             return _make_error_response(
-                401, "access", "the token is wrong, expired or revoked (`roll-sandbox token create`)."
+                401, "access", "the token is wrong, expired or revoked: `roll-sandbox token create` creates another."
             )
         needed = scope_for(scope.get("method", "GET"), scope["path"])
         if needed not in identity.scopes and "admin" not in identity.scopes:
@@ -116,10 +120,14 @@ class Access:
                 outcome=f"scope {needed}",
                 peer=peer,
             )
-            return _make_error_response(403, "access", f"the token has no scope '{needed}', which this takes.")
+            return _make_error_response(
+                403, "access", f"the token lacks the scope '{needed}', which this request needs."
+            )
         wait_s = self.get_rate_limiter(identity).take(identity.owner)
         if wait_s > 1.0:
-            return _make_error_response(429, "quota", f"'{identity.owner}' asks too often: wait {wait_s:.0f} s.")
+            return _make_error_response(
+                429, "quota", f"'{identity.owner}' exceeds its request rate: wait {wait_s:.0f} s."
+            )
         scope["identity"] = identity
         return None
 
@@ -147,7 +155,7 @@ class Access:
 def _extract_token(headers: Headers, path: str) -> str:
     """Return the token of a request.
 
-    On ROCK's routes it may also be where ROCK's SDK can put it: in a header of its own, or in a URL's password.
+    On ROCK's routes the token may also be in ROCK's own header, or in the password of the URL, as ROCK's SDK sends it.
     """
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if path.startswith(ROCK + "/"):

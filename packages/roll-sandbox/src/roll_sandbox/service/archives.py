@@ -82,21 +82,19 @@ def check_archive(data: bytes, max_bytes: int, max_files: int) -> None:
                 count, size = count + 1, size + max(0, member.size)
                 if count > max_files or size > max_bytes:
                     raise OversizedUploadError(
-                        f"an archive with more than {max_files:,} files or {max_bytes:,} bytes: send less, or raise "
+                        f"an archive must have at most {max_files:,} files, {max_bytes:,} bytes: send less, or raise "
                         "the sandbox's disk_bytes and max_files."
                     )
                 _check_member(member)
     except (OversizedUploadError, SandboxRequestError):  # also ValueErrors
         raise
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
-        raise SandboxRequestError(
-            f"that is no plain tar archive ({str(error)[:100]}): compression is refused."
-        ) from None
+        raise SandboxRequestError(f"the body must be an uncompressed tar archive ({str(error)[:100]}).") from None
 
 
 def _check_member(member: tarfile.TarInfo) -> None:
     if not (member.isreg() or member.isdir()) or member.issparse():
-        raise SandboxRequestError(f"'{member.name[:200]}' in an archive is no plain file or directory: leave it out.")
+        raise SandboxRequestError(f"'{member.name[:200]}' in an archive is not a plain file or directory.")
     if member.name.startswith("/") or ".." in member.name.split("/") or "\0" in member.name or member.size < 0:
         raise SandboxRequestError(f"'{member.name[:200]!r}' in an archive leads out of its directory.")
 

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Audit:
     """A log that appends to `path`; at 64 MiB the file replaces `path`.1. With `None` nothing is logged.
 
-    A file that was moved away (logrotate) is created anew at the next `flush`. If the disk fails, lines wait, bounded.
+    After the file was moved (logrotate), the next `flush` creates it again. If writing fails, lines are queued.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -62,7 +62,7 @@ class Audit:
                 self.is_failing = False
             except OSError as error:
                 if not self.is_failing:
-                    _log.warning("the audit file '%s' is not written: %s", self._path, error.strerror)
+                    _log.warning("cannot write the audit file '%s': %s", self._path, error.strerror)
                 self.is_failing = True
 
     def _write(self, path: Path) -> None:

@@ -42,7 +42,7 @@ def describe_validation_error(error: RequestValidationError) -> str:
     said = []
     for each in error.errors():
         field = "" if each["type"] == "json_invalid" else ".".join(map(str, each["loc"][1:]))
-        said.append(f"{field or 'the body (JSON, of Content-Type: application/json)'}: {each['msg']}")
+        said.append(f"{field or 'the body (must be JSON, with Content-Type: application/json)'}: {each['msg']}")
     return "; ".join(said)[:1000]
 
 
@@ -55,7 +55,7 @@ def _check_utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair is no text") from None
+        raise ValueError("a string must not contain half of a surrogate pair") from None
     return text
 
 
@@ -140,7 +140,7 @@ class RunBody(_Body):
         settings = {key: value for key, value in self if key not in ("source", "argv", "alone")}
         settings["argv"] = tuple(self.argv)
         if self.source is None and not self.argv:
-            raise SandboxRequestError("a program needs 'source' (Python) or 'argv'.")
+            raise SandboxRequestError("a program must have 'source' (Python) or 'argv'.")
         return Command(**settings) if self.source is None else PythonCode(source=self.source, **settings)
 
 

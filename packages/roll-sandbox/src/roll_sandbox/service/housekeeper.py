@@ -63,7 +63,7 @@ class Housekeeper:
                     restore(self._dispatcher, row, programs.get((row.owner, row.name), {}))
                     continue
             except (SandboxRequestError, TypeError) as error:
-                _log.warning("what is written of sandbox '%s' cannot be read, so it is lost: %s", row.name, error)
+                _log.warning("the database row of sandbox '%s' is corrupt, so the sandbox is lost: %s", row.name, error)
             self._dispatcher.records.record_sandbox_end(row.owner, row.name, "ended", "lost", None)
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class Housekeeper:
             except SandboxDatabaseError:  # tried again in the next round
                 continue
             except Exception:  # otherwise no lifetime would end any more
-                _log.exception("the sandbox service's housekeeping failed, and is tried again")
+                _log.exception("the sandbox service's housekeeping failed and will be retried")
 
     async def _run_periodic_tasks(self, turns: int) -> None:
         await asyncio.to_thread(self._dispatcher.audit.flush)
@@ -144,7 +144,7 @@ def remove_worker(dispatcher: Dispatcher, worker: WorkerLink) -> None:
     """Remove a worker that does not come back; its sandboxes are lost."""
     del dispatcher.workers[worker.name]
     for entry in list_sandboxes(dispatcher, worker):
-        mark_lost(dispatcher, entry, f"its worker '{worker.name}' has gone")
+        mark_lost(dispatcher, entry, f"its worker '{worker.name}' did not reconnect")
 
 
 def mark_lost(dispatcher: Dispatcher, entry: Entry, reason: str) -> None:

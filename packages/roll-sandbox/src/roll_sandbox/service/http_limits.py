@@ -1,4 +1,4 @@
-"""HTTP requests with heads of bounded size.
+"""Limits the size of the heads of HTTP requests.
 
 Uvicorn's faster parser, httptools, reads lines of any length into memory, from any peer; the other parser, h11, bounds
 them itself.
@@ -29,7 +29,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         super().data_received(data)
         if self._head_bytes > MAX_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request has too much around its body.")
+            self.send_400_response("The head of the request is too large.")
 
     def on_message_begin(self) -> None:
         """Reset the count; called by the parser."""

@@ -1,4 +1,4 @@
-"""Sandboxes for HTTP routes: the client's code, over a connection inside this process."""
+"""Sandboxes for HTTP routes: the code of remote clients, connected to the dispatcher inside this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _current_identity: ContextVar[Identity] = ContextVar("acting")
 
 
 class OwnerSandboxes:
-    """One owner's sandboxes, as routes use them. A sandbox that was made here lives until it is stopped or expires.
+    """The sandboxes of one owner, for HTTP routes. A sandbox that is created here lives until it is stopped or expires.
 
     Args:
         dispatcher: the switchboard.
@@ -62,10 +62,10 @@ class OwnerSandboxes:
         if place not in self.dispatcher.entries and name not in self._creating:
             row = await asyncio.to_thread(self.dispatcher.records.load_sandbox, self.owner, name)
             if row is not None and place not in self.dispatcher.entries and name not in self._creating:
-                raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another key for another one.")
+                raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another idempotency key.")
         entry = self.dispatcher.entries.get(place)
         if entry is not None and entry.spec != self.dispatcher.quotas.apply_cpu_limit(self.owner, spec):
-            raise SandboxRequestError(f"the sandbox '{name}' is of another specification: choose another key.")
+            raise SandboxRequestError(f"the sandbox '{name}' has another spec: choose another idempotency key.")
         if entry is not None and name not in self._creating and entry.state == "running":
             return await self.sandbox(name), False
         new = entry is None and name not in self._creating
@@ -98,7 +98,7 @@ class OwnerSandboxes:
             row = await asyncio.to_thread(self.dispatcher.records.load_sandbox, self.owner, name)
             why = "" if row is None else row.why
             if why == "lost":
-                raise SandboxLostError(f"the sandbox '{name}' was lost: its worker or the server died.") from None
+                raise SandboxLostError(f"the sandbox '{name}' was lost: its worker or the server ended.") from None
             if why == "expired":
                 raise SandboxExpiredError(f"the sandbox '{name}' reached the end of its lifetime.") from None
             raise
@@ -157,12 +157,12 @@ class OwnerSandboxes:
             return found
         era, dash, _ = session.partition("-")
         if dash and len(era) == len(self._server_run) and era != self._server_run:
-            raise SandboxLostError(f"the session '{session}' was lost when the server was started again: open another.")
-        raise UnknownSandboxError(f"sandbox '{name}' has no session '{session[:64]}', or no more: open another.")
+            raise SandboxLostError(f"the session '{session}' was lost when the server restarted: open another.")
+        raise UnknownSandboxError(f"sandbox '{name}' has no open session '{session[:64]}': open another.")
 
 
 class LocalClients:
-    """The `Owned` of each owner."""
+    """Creates and caches the `OwnerSandboxes` of each owner."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

@@ -9,11 +9,11 @@ __all__ = ["format_metrics"]
 
 _TOTALS = {
     "sandboxes": "Sandboxes that started.",
-    "programs": "Programs that were asked for.",
+    "programs": "Programs that were requested.",
     "ended": "Programs that ended, whatever their outcome.",
-    "failed": "Programs that failed for no reason of theirs.",
+    "failed": "Programs that failed because of an infrastructure error.",
     "refused": "Requests that were refused.",
-    "orphans": "Sandboxes that were stopped because nobody claimed them.",
+    "orphans": "Sandboxes that were stopped because no client was connected to them.",
     "sandboxes_lost": "Sandboxes that were lost.",
     "sandboxes_expired": "Sandboxes whose lifetime ended.",
 }
@@ -36,12 +36,12 @@ def format_metrics(dispatcher: Dispatcher) -> str:
             sum(w.is_connected for w in dispatcher.workers.values()),
         ),
         "roll_sandbox_database_up": (
-            "Whether the database is written to.",
+            "Whether the database can be written.",
             int(not dispatcher.records.unavailable_reason),
         ),
         "roll_sandbox_database_waiting": ("Records that wait for the database.", dispatcher.records.num_waiting),
-        "roll_sandbox_audit_up": ("Whether the audit file is written to.", int(not dispatcher.audit.is_failing)),
-        "roll_sandbox_audit_dropped": ("Lines of the audit that were given up.", dispatcher.audit.num_dropped),
+        "roll_sandbox_audit_up": ("Whether the audit file can be written.", int(not dispatcher.audit.is_failing)),
+        "roll_sandbox_audit_dropped": ("Lines of the audit log that were dropped.", dispatcher.audit.num_dropped),
     }
     for metric, (meaning, value) in gauges.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {value}"]
@@ -55,18 +55,22 @@ def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
     pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
     of_worker = {
         "held": ("gauge", "Sandboxes of a worker.", [worker.num_sandboxes for worker in workers]),
-        "draining": ("gauge", "Whether a worker gets no new ones.", [int(worker.is_draining) for worker in workers]),
+        "draining": (
+            "gauge",
+            "Whether a worker gets no new sandboxes.",
+            [int(worker.is_draining) for worker in workers],
+        ),
         "load": (
             "gauge",
-            "The share of its scarcest part that is taken.",
+            "Used share of the worker's scarcest resource.",
             [round(compute_load(w), 4) for w in workers],
         ),
     }
     of_pool = {
-        "idle": ("gauge", "Sandboxes that wait.", [pool.idle for _, pool in pools]),
-        "target": ("gauge", "Sandboxes that should wait.", [pool.target for _, pool in pools]),
-        "hits_total": ("counter", "Sandboxes that waited when they were asked for.", [p.hits for _, p in pools]),
-        "misses_total": ("counter", "Sandboxes that had to be started.", [p.misses for _, p in pools]),
+        "idle": ("gauge", "Idle sandboxes of a pool.", [pool.idle for _, pool in pools]),
+        "target": ("gauge", "Idle sandboxes that a pool aims at.", [pool.target for _, pool in pools]),
+        "hits_total": ("counter", "Requests that an idle sandbox served.", [p.hits for _, p in pools]),
+        "misses_total": ("counter", "Requests for which a sandbox had to be started.", [p.misses for _, p in pools]),
     }
     labels = {
         "worker": [f'worker="{worker.name}"' for worker in workers],

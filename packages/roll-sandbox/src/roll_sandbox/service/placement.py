@@ -37,7 +37,7 @@ def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: Wor
     with_room = [worker for worker in here if _fits(worker, spec)]
     if not with_room:
         raise SandboxUnavailableError(
-            f"none of {len(here)} workers has room for another sandbox: stop some, or start a worker with "
+            f"none of {len(here)} workers has room for another sandbox: stop sandboxes, or start a worker with "
             "`roll-sandbox worker --join URL`."
             if here
             else "no worker is connected, or all are draining: start one with `roll-sandbox worker --join URL`."

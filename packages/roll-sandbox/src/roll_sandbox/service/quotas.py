@@ -1,4 +1,4 @@
-"""Quotas of owners, and how much of them is taken."""
+"""Quotas of owners, and their usage."""
 
 from __future__ import annotations
 
@@ -80,7 +80,11 @@ class Quotas:
         for owner, values in named.items():
             sound = {name: value for name, value in values.items() if _is_valid_value(name, value)}
             if sound != values:
-                _log.warning("the quota of '%s' has what no quota has: %s", owner, sorted(values.keys() - sound.keys()))
+                _log.warning(
+                    "the quota of '%s' has invalid fields, which are ignored: %s",
+                    owner,
+                    sorted(values.keys() - sound.keys()),
+                )
             self._named[owner] = replace(self._default, **sound)
 
     def get(self, owner: str) -> Quota:
@@ -115,8 +119,8 @@ class Quotas:
         ):
             if most is not None and have + more > most:
                 raise SandboxQuotaError(
-                    f"'{owner}' has {have:,} {what} of {most:,}, and asks for {more:,} more: stop some, or have the "
-                    f"quota raised (`roll-sandbox quota set {owner}`)."
+                    f"the quota of '{owner}' is {most:,} {what}: {have:,} are in use, and {more:,} more are requested. "
+                    f"Stop sandboxes, or raise the quota (`roll-sandbox quota set {owner}`)."
                 )
         self.check_cpu(owner, limits.cpu_s)
         return self.apply_cpu_limit(owner, spec)
@@ -135,8 +139,9 @@ class Quotas:
         most = self.get(owner).cpu_s
         if most is not None and cpu_s is not None and cpu_s > most:
             raise SandboxQuotaError(
-                f"a program of '{owner}' was to have {cpu_s:g} s of CPU time and may have {most:g} s: ask for less, or "
-                f"have the quota raised (`roll-sandbox quota set {owner} --cpu`)."
+                f"a program requests {cpu_s:g} s of CPU time, and the quota of '{owner}' allows {most:g} s: request "
+                "less, or "
+                f"raise the quota (`roll-sandbox quota set {owner} --cpu`)."
             )
 
     def add_sandbox(self, owner: str, spec: SandboxSpec) -> None:
@@ -162,7 +167,7 @@ class Quotas:
         most = self.get(owner).programs
         if most is not None and self._usage[owner].programs >= most:
             raise SandboxQuotaError(
-                f"'{owner}' runs {most:,} programs, which is all that may run at once: wait for some."
+                f"'{owner}' already runs {most:,} programs, the most that its quota allows: wait until one ends."
             )
         self.count_programs(owner)
 

@@ -116,7 +116,7 @@ class _Rock:
         images = images or any(request.image in each.report.images for each in self.owned.dispatcher.workers.values())
         spec, name = request.spec(images=images), request.sandbox_id
         if request.num_gpus:
-            raise SandboxRequestError("sandboxes here have no GPU: leave 'num_gpus' out.")
+            raise SandboxRequestError("GPUs are not supported: leave out 'num_gpus'.")
         sandbox, _ = await self.owned.create(spec, request.auto_clear_time_minutes * 60.0, name=name)
         if (self.owned.owner, sandbox.name) not in self._states:
             self._keep(sandbox.name, _SandboxState(request))
@@ -192,7 +192,7 @@ class _Rock:
         sandbox = await self.touch(request.sandbox_id)
         sessions = self.get_state(request.sandbox_id).sessions
         if request.session in sessions and not sessions[request.session].closed:
-            raise SandboxRequestError(f"there is a session '{request.session}' already.")
+            raise SandboxRequestError(f"the session '{request.session}' already exists.")
         session = sessions[request.session] = await sandbox.session(env=request.env)
         if request.startup_source:
             await session.run("; ".join(f"source {shlex.quote(path)}" for path in request.startup_source))
@@ -203,7 +203,7 @@ class _Rock:
         session = self.get_state(sandbox).sessions.get(name)
         if session is None:
             raise SandboxRequestError(
-                f"there is no session '{name}', or it was lost when the server was started again."
+                f"unknown session '{name}': it was never opened, or was lost when the server restarted."
             )
         return session
 
@@ -293,7 +293,7 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
     @router.post("/commit")
     @router.get("/get_token")
     async def not_offered() -> RockAnswer:
-        raise SandboxRequestError("this service does not offer that: docs/sandbox-service.md says what it does.")
+        raise SandboxRequestError("this route of ROCK is not supported: see docs/sandbox-service.md.")
 
     _add_sessions(router)
     _add_files(router)
@@ -321,7 +321,7 @@ def _add_files(router: APIRouter) -> None:
         try:
             text = data.decode(request.encoding or "utf-8", request.errors or "strict")
         except LookupError:
-            raise SandboxRequestError(f"there is no encoding '{request.encoding}'.") from None
+            raise SandboxRequestError(f"unknown encoding '{request.encoding}'.") from None
         return RockAnswer(result={"content": text.encode(errors="replace").decode()})
 
     @router.post("/write_file")
@@ -334,7 +334,7 @@ def _add_files(router: APIRouter) -> None:
         kind = request.headers.get("content-type", "")
         parts = await asyncio.to_thread(_parse_form, kind, await request.body())
         if not parts.keys() >= {"file", "target_path", "sandbox_id"}:
-            raise SandboxRequestError("an upload is a form of 'file', 'target_path' and 'sandbox_id'.")
+            raise SandboxRequestError("an upload must have the form fields 'file', 'target_path' and 'sandbox_id'.")
         target, name = parts["target_path"].decode(), parts["sandbox_id"].decode()
         await (await here.touch(name)).write_file(target, parts["file"])
         return RockAnswer(result={"success": True, "message": "", "file_name": target.rpartition("/")[2]})
@@ -348,7 +348,7 @@ def _parse_form(kind: str, body: bytes) -> dict[str, bytes]:
     """
     found = re.fullmatch(r'multipart/form-data; *boundary="?([^";]{1,70})"?', kind)
     if found is None:
-        raise SandboxRequestError("an upload is 'multipart/form-data' with a boundary.")
+        raise SandboxRequestError("an upload must be 'multipart/form-data' with a boundary.")
     parts = {}
     for part in (b"\r\n" + body).split(b"\r\n--" + found[1].encode())[1:-1]:
         head, _, data = part.partition(b"\r\n\r\n")

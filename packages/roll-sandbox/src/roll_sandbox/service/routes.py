@@ -177,7 +177,7 @@ def _add_programs(router: APIRouter) -> None:
         """Return a program's state and end, up to an hour after its sandbox has ended."""
         found = await _load_program(owned, name, program)
         if found is None:
-            raise UnknownSandboxError(f"no program '{program}' was ever run in a sandbox '{name}' of '{owned.owner}'.")
+            raise UnknownSandboxError(f"the sandbox '{name}' of '{owned.owner}' never ran a program '{program}'.")
         return found
 
     @router.websocket("/sandboxes/{name}/stream")
@@ -192,7 +192,7 @@ def _add_programs(router: APIRouter) -> None:
         except SandboxError as error:
             if sandbox.broken or not (body.env or body.cwd):
                 raise
-            raise SandboxRequestError(f"no shell started with this 'env' and 'cwd': {error}") from None
+            raise SandboxRequestError(f"the shell did not start with this 'env' and 'cwd': {error}") from None
         return {"session": owned.store_session(name, session)}
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")
@@ -246,7 +246,7 @@ def _add_files(router: APIRouter) -> None:
                 for each in parse_json(result.stdout)
             ]
         except (SandboxRequestError, ValueError, TypeError, LookupError, AttributeError):
-            raise SandboxRequestError("the sandbox said something else than a directory's entries.") from None
+            raise SandboxRequestError("the sandbox did not return a list of directory entries.") from None
 
     @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})
     async def read_archive(name: Name, path: FilePath, owned: Sandboxes) -> Response:

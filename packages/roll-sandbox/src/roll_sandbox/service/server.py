@@ -49,8 +49,8 @@ def serve(
     _check_tls(certificate, key)
     if certificate is None and not insecure and host not in ("localhost", "127.0.0.1", "::1"):
         raise ConfigError(
-            f"listening at '{host}' without TLS would show tokens to whoever can see the network: give `--certificate` "
-            "and `--key`, listen at 127.0.0.1, or say `--insecure` where something in front of it does TLS."
+            f"listening at '{host}' without TLS sends tokens in clear text: set `--certificate` and `--key`, listen "
+            "at 127.0.0.1, or set `--insecure` behind a proxy that terminates TLS."
         )
     _check_settings(settings)
     service = Service(settings)
@@ -62,7 +62,7 @@ def serve(
             f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown}:{listening.getsockname()[1]}"
         )
         if not service.tokens.list():
-            print_line("No token exists yet: roll-sandbox token create OWNER makes one.")
+            print_line("No token exists yet: roll-sandbox token create OWNER creates one.")
 
     config = uvicorn.Config(
         make_app(service),
@@ -98,18 +98,18 @@ class _Server(uvicorn.Server):
 
 def _check_tls(certificate: Path | None, key: Path | None) -> None:
     if (certificate is None) != (key is None):
-        raise ConfigError("TLS takes both `--certificate` and `--key`.")
+        raise ConfigError("TLS needs both `--certificate` and `--key`.")
     if certificate is None or key is None:
         return
     for path in (certificate, key):
         if not path.is_file():
-            raise ConfigError(f"there is no file '{path}': TLS needs a certificate and its key, in PEM.")
+            raise ConfigError(f"file '{path}' does not exist: TLS needs a certificate and its key in PEM format.")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except OSError as error:  # includes SSLError
         raise ConfigError(
-            f"'{certificate}' and '{key}' are no certificate and its key: {error.strerror}. TLS needs both in PEM, "
-            "the key without a password."
+            f"'{certificate}' and '{key}' are not a certificate and its key: {error.strerror}. Both must be in PEM "
+            "format, the key without a password."
         ) from None
 
 
@@ -119,10 +119,10 @@ def _check_settings(settings: Settings) -> None:
         check_runtime(settings.runtime)
     for path in settings.mounts:
         if not Path(path).is_dir():
-            raise ConfigError(f"--mounts: there is no directory '{path}'.")
+            raise ConfigError(f"--mounts: directory '{path}' does not exist.")
     for option, seconds in (("--lifetime", settings.lifetime_s), ("--owner-lifetime", settings.quota.lifetime_s)):
         if not 0 < seconds < math.inf:
-            raise ConfigError(f"{option}: {seconds:g} s is no lifetime: it must be positive and finite.")
+            raise ConfigError(f"{option} must be a positive, finite number of seconds, got {seconds:g}.")
     if settings.audit is not None and settings.audit.is_dir():
         raise ConfigError(f"--audit: '{settings.audit}' is a directory: name a file in it.")
 
@@ -148,7 +148,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"nothing can listen at {host}:{port}: {reason}. Choose another `--port` (0 takes a free one) or `--host`."
+            f"cannot listen at {host}:{port}: {reason}. Choose another `--port` (0 takes a free one) or `--host`."
         ) from None
     listening.listen(2048)
     return listening

@@ -104,7 +104,7 @@ class Service:
         identity: Identity = socket.scope["identity"]
         owner = identity.owner
         if self._num_connections.get(owner, 0) >= self.settings.max_connections:
-            await socket.close(1008, "too many lines of this owner")
+            await socket.close(1008, "too many connections of this owner")
             return
         self._num_connections[owner] = self._num_connections.get(owner, 0) + 1
         try:

@@ -27,7 +27,7 @@ class Channel:
     Args:
         socket: the WebSocket.
         owner: owner of the peer's token.
-        rates: rate limiter of the peer's messages; a peer that sends more is read more slowly.
+        rates: rate limiter of the peer's messages; from a peer above the rate, messages are read more slowly.
         queued_bytes_by_owner: bytes that wait for all sockets of an owner, which share a bound as well.
     """
 
@@ -99,7 +99,7 @@ class Channel:
             return
         except (SandboxRequestError, SandboxAccessError, KeyError) as error:
             if isinstance(error, KeyError):
-                error = SandboxRequestError("a message without bytes, or without a field that it needs.")
+                error = SandboxRequestError("a message is not binary, or lacks a required field.")
             with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):
                 await self._socket.send_bytes(encode({**error_to_json(error), "op": "refused"}))
 

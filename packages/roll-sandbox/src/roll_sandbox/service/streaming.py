@@ -4,8 +4,8 @@
     server: {"stream": "stdout" | "stderr", "data": base64} …, then {"end": ResultBody without output}
             or {"error": kind, "message": text}, and closes the socket
 
-A program without a key ends with its socket. A program with a key goes on, and the same key finds it again, from its
-first output on.
+A program without a key ends with its socket. A program with a key keeps running, and a later socket with the same key
+streams it again, from its first output on.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def _serve(socket: WebSocket, name: str) -> None:
     said = await _receive(socket)
     key = said.get("key")
     if not isinstance(said.get("run"), dict) or said.keys() - {"run", "key"}:
-        raise SandboxRequestError('the first message is {"run": …}, with a "key" where it may be sent again.')
+        raise SandboxRequestError('the first message must be {"run": …}, with an optional "key".')
     try:
         body = RunBody.model_validate(said["run"])
     except ValidationError as error:
@@ -83,7 +83,7 @@ async def _receive(socket: WebSocket) -> dict[str, Any]:
     except (SandboxRequestError, ValueError, KeyError):
         said = None
     if not isinstance(said, dict):
-        raise SandboxRequestError("a message is a JSON object, as text.")
+        raise SandboxRequestError("a message must be a JSON object, sent as text.")
     return said
 
 
@@ -103,13 +103,13 @@ async def _receive_input(socket: WebSocket, job: Job, rates: RateLimiter, owner:
             try:
                 job.write(base64.b64decode(said["input"], validate=True))
             except binascii.Error as error:
-                raise SandboxRequestError(f"'input' is no base64: {error}") from None
+                raise SandboxRequestError(f"'input' must be base64: {error}") from None
         elif said == {"end_input": True}:
             job.end_input()
         elif said == {"kill": True}:
             job.kill()
         else:
-            raise SandboxRequestError('known are {"input": base64}, {"end_input": true} and {"kill": true}.')
+            raise SandboxRequestError('a message must be {"input": base64}, {"end_input": true} or {"kill": true}.')
 
 
 async def _watch_token(tokens: Any, identity: Any) -> None:

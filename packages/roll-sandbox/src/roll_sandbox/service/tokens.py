@@ -46,7 +46,7 @@ def check_owner(name: str) -> None:
         ConfigError: the name is malformed.
     """
     if not _OWNER.fullmatch(name):
-        raise ConfigError(f"{name[:80]!r} is no owner's name: up to 64 letters, digits, '.', '_' and '-'.")
+        raise ConfigError(f"an owner's name must have up to 64 letters, digits, '.', '_' and '-', got {name[:80]!r}.")
 
 
 class Tokens:
@@ -66,9 +66,11 @@ class Tokens:
         scopes = sorted(set(scopes))
         check_owner(owner)
         if not scopes or not set(scopes) <= set(SCOPES):
-            raise ConfigError(f"scopes {', '.join(scopes)[:80] or '(none)'}: known are {', '.join(SCOPES)}.")
+            raise ConfigError(f"scopes must be among {', '.join(SCOPES)}, got {', '.join(scopes)[:80] or '(none)'}.")
         if lifetime_s is not None and not 0 < lifetime_s <= _MAX_LIFETIME_S:
-            raise ConfigError(f"a token's lifetime of {lifetime_s / 86400:g} days: it is above 0 and up to 36,500.")
+            raise ConfigError(
+                f"a token's lifetime must be above 0 and at most 36,500 days, got {lifetime_s / 86400:g}."
+            )
         name, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
         self._store.write_now(
             insert(tokens).values(
@@ -93,7 +95,9 @@ class Tokens:
         row = self._row(name)
         now = time.time()
         if row is None or row.revoked is not None or (row.expires is not None and row.expires <= now):
-            raise ConfigError(f"there is no token '{name[:40]}' that is good: `roll-sandbox token list` shows them.")
+            raise ConfigError(
+                f"token '{name[:40]}' is unknown or no longer valid: `roll-sandbox token list` lists the tokens."
+            )
         lifetime_s = None if row.expires is None else row.expires - row.created
         token = self.create(row.owner, row.scopes.split(), lifetime_s=lifetime_s, note=row.note)
         ends = now + grace_s if row.expires is None else min(row.expires, now + grace_s)
@@ -107,7 +111,7 @@ class Tokens:
             ConfigError: there is no such token.
         """
         if self._row(name) is None:
-            raise ConfigError(f"there is no token '{name[:40]}': `roll-sandbox token list` shows them.")
+            raise ConfigError(f"unknown token '{name[:40]}': `roll-sandbox token list` lists the tokens.")
         self._store.write_now(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
 
     def list(self) -> Sequence[Row[Any]]:

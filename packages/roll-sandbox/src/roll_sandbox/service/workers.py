@@ -1,6 +1,6 @@
 """Workers that join: their names, the sandboxes they hold, and whether they are draining.
 
-    join ──► name free, or this owner's? ──► agree on held sandboxes ──► heartbeats ──► leave, or silence (`keeper.py`)
+    join ──► name free, or this owner's? ──► agree on held sandboxes ──► heartbeats ──► leave, or timeout
 
 A name belongs to the owner of the token that used it first, and to one process at a time. The table `workers` keeps the
 owner, and whether the worker is draining, across restarts of the server.
@@ -30,7 +30,7 @@ class Workers:
 
     Args:
         dispatcher: the switchboard.
-        housekeeper: defines how long a worker may be away.
+        housekeeper: provides `away_s`, how long a worker may be away.
         records: the records of the service.
     """
 
@@ -58,7 +58,7 @@ class Workers:
         """
         message = validate_worker_message(message)
         if message["op"] != "join":
-            raise SandboxRequestError("a worker says first who it is.")
+            raise SandboxRequestError("the first message of a worker must be 'join'.")
         name, holds, capacity = message["name"], message["holds"], message["capacity"]
         memory_bytes, process, report = (
             message.get("memory_bytes"),
@@ -66,9 +66,11 @@ class Workers:
             report_from_json(message["report"]),
         )
         if name == LOCAL:
-            raise SandboxRequestError("a worker needs a name of its own (`--name`).")
+            raise SandboxRequestError(
+                "the worker's name must not be 'local', which is the server's own worker: choose another (`--name`)."
+            )
         if (row := self._known.get(name)) is not None and row.owner != identity.owner:
-            raise SandboxAccessError(f"the name '{name}' is that of another owner's worker: choose another (`--name`).")
+            raise SandboxAccessError(f"the worker name '{name}' belongs to another owner: choose another (`--name`).")
         board = self._dispatcher
         link = board.workers.get(name)
         if link is None:
@@ -131,7 +133,7 @@ class Workers:
         """
         link = self._dispatcher.workers.get(name)
         if link is None:
-            raise UnknownSandboxError(f"there is no worker '{name}': `roll-sandbox workers` lists them.")
+            raise UnknownSandboxError(f"unknown worker '{name}': `roll-sandbox workers` lists the workers.")
         link.is_drained = draining
         self._record(name, self._known[name].owner if name in self._known else LOCAL)
         return link

@@ -1,8 +1,8 @@
 """Messages between client, server and worker of the sandbox service.
 
-`frames` encodes a message as bytes. `messages`, `news`, `programs`, `reports` and `failures` convert records to
-messages and check what arrives. `documents` reads JSON from untrusted peers. `outbox` holds messages until they are
-sent.
+`frames` encodes a message as bytes. `client_messages` and `worker_messages` validate received messages; `programs`,
+`reports` and `error_messages` convert records to messages and back. `json_documents` parses JSON of untrusted peers.
+`outbox` queues messages until they are sent.
 """
 
 from __future__ import annotations

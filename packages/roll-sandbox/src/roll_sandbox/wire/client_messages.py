@@ -3,7 +3,7 @@
     client ──► server                 upload: a directory, with its digest instead of a sandbox's name
     client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
     client ◄── server ◄── worker      created failed out used looked end gone
-    client ◄── server                 extended; again: the worker was away, so messages to running programs are resent
+    client ◄── server                 extended; again: the worker reconnected, so the client resends
                server ◄── worker      join beat leave; answered by welcome beat
 
 The client chooses the names of sandboxes, programs and sessions, so that a message can be sent again: the same name
@@ -24,11 +24,11 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _MAX_S = 1e9
 _OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
 _REQUIREMENTS = {
-    "name": "a name is",
-    "count": "a whole number from 0 on is",
-    "seconds": "seconds above 0 are",
-    "bytes": "bytes are",
-    "object": "an object is",
+    "name": "a name of 8 to 64 letters, digits, '_' or '-'",
+    "count": "an integer of at least 0",
+    "seconds": "a positive number of seconds",
+    "bytes": "bytes",
+    "object": "an object",
 }
 _SHAPES: dict[str, dict[str, str]] = {
     "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
@@ -55,9 +55,7 @@ def check_name(value: object) -> str:
         SandboxRequestError: the name is malformed.
     """
     if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise SandboxRequestError(
-            f"{str(value)[:80]!r} is no name of a worker, sandbox or program: 8 to 64 letters, digits, '_' or '-'."
-        )
+        raise SandboxRequestError(f"a name must have 8 to 64 letters, digits, '_' or '-', got {str(value)[:80]!r}.")
     return value
 
 
@@ -70,17 +68,17 @@ def validate_client_message(message: Message) -> Message:
     op = message.get("op")
     shape = _SHAPES.get(op) if isinstance(op, str) else None
     if shape is None:
-        raise SandboxRequestError(f"a message asks for {str(op)[:40]!r}: known are {', '.join(_SHAPES)}.")
+        raise SandboxRequestError(f"unknown message {str(op)[:40]!r}: known are {', '.join(_SHAPES)}.")
     for name in message:
         if name != "op" and name not in shape:
-            raise SandboxRequestError(f"a message '{op}' has no {name[:40]!r}.")
+            raise SandboxRequestError(f"unknown field {name[:40]!r} of the message '{op}'.")
     for name, kind in shape.items():
         value = message.get(name)
         if value is None and (name in _OPTIONAL or kind.endswith("?")):
             continue
         if not _has_type(kind.rstrip("?"), value):
             raise SandboxRequestError(
-                f"'{name}' of a message '{op}' is {str(value)[:80]!r}: {_REQUIREMENTS[kind.rstrip('?')]} needed."
+                f"'{name}' of the message '{op}' must be {_REQUIREMENTS[kind.rstrip('?')]}, got {str(value)[:80]!r}."
             )
     return message
 

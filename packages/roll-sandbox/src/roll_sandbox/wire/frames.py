@@ -29,7 +29,7 @@ def encode(message: Message) -> bytes:
 
     def number(value: object) -> dict[str, int]:
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise TypeError(f"a {type(value).__name__} cannot be sent")
+            raise TypeError(f"a {type(value).__name__} cannot be encoded in a message")
         pieces.append(bytes(value))
         return {_PIECE: len(pieces) - 1}
 
@@ -59,7 +59,9 @@ def decode(data: bytes) -> Message:
         if len(found) != 1 or type(number) is not int:
             return found
         if not 0 <= number < len(pieces) or pieces[number] is None:
-            raise SandboxRequestError("a message names data that did not come with it, or names it twice.")
+            raise SandboxRequestError(
+                "a message refers to a piece of data that it does not contain, or refers to it twice."
+            )
         piece, pieces[number] = pieces[number], None
         return piece
 
@@ -72,5 +74,5 @@ def decode(data: bytes) -> Message:
 def _read_piece(data: bytes, start: int) -> tuple[bytes, int]:
     end = start + 4 + int.from_bytes(data[start : start + 4], "little")
     if start + 4 > len(data) or end > len(data):
-        raise SandboxRequestError("a message is shorter than it says.")
+        raise SandboxRequestError("a message is truncated.")
     return data[start + 4 : end], end

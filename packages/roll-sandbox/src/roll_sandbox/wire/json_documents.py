@@ -1,8 +1,8 @@
 """Parses untrusted JSON in time and memory bounded by its length.
 
-Python's parser makes an object of every value, some 30 bytes per byte of text, and its garbage collector scans all of
-them again and again meanwhile; deeply nested values are parsed, and then break the code that walks them. So values and
-depth are counted before anything is parsed.
+Python's parser creates an object for every value, about 30 bytes per byte of text, and the garbage collector scans all
+objects repeatedly meanwhile. Deeply nested values parse, but exceed the recursion limit of code that walks them. So
+values and depth are counted before a document is parsed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def parse_json(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None)
     except (ValueError, RecursionError) as error:
         if isinstance(error, SandboxRequestError):
             raise
-        raise SandboxRequestError("a message is not JSON.") from None
+        raise SandboxRequestError("a message is not valid JSON.") from None
 
 
 def check_values(data: bytes) -> None:
@@ -54,10 +54,10 @@ def check_values(data: bytes) -> None:
     bare, texts = _TEXT.subn(b"", data, _MAX_VALUES)
     opened = bare.count(b"[") + bare.count(b"{")
     if texts == _MAX_VALUES or opened + bare.count(b",") > _MAX_VALUES:
-        raise SandboxRequestError(f"a message has more than {_MAX_VALUES:,} values: send less at once.")
+        raise SandboxRequestError(f"a message has more than {_MAX_VALUES:,} values: split the message.")
     depth = deepest = 0
     for bracket in _BRACKET.findall(bare):
         depth += 1 if bracket in b"[{" else -1
         deepest = max(deepest, depth)
     if deepest > _MAX_DEPTH:
-        raise SandboxRequestError(f"a message is nested deeper than {_MAX_DEPTH} times.")
+        raise SandboxRequestError(f"the values of a message are nested more than {_MAX_DEPTH} levels deep.")

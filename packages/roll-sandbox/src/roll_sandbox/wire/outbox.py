@@ -14,7 +14,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """A queue that takes messages at any time and sends them in order over the present connection.
+    """A queue of messages, which are sent in order over the present connection.
 
     Args:
         max_bytes: queued bytes above which the outbox is `full`; `None`: no bound.
@@ -25,7 +25,7 @@ class Outbox:
         self._bytes = 0
         self._max_bytes = max_bytes
         self.is_full = asyncio.Event()
-        """Set when the other side does not keep up."""
+        """Set when the peer reads more slowly than messages are queued."""
         self._has_messages = asyncio.Event()
 
     def put(self, data: bytes) -> None:

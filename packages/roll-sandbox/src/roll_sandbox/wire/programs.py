@@ -37,7 +37,9 @@ def spec_from_json(values: object) -> SandboxSpec:
         *(text for mount in spec.mounts for text in (mount.source, mount.target)),
     )
     if sum(len(text) + 16 for text in (*texts, spec.pool, spec.image or "", spec.affinity)) > _MAX_SPEC_BYTES:
-        raise SandboxRequestError(f"'spec' has more than {_MAX_SPEC_BYTES:,} bytes: shorten its texts and lists.")
+        raise SandboxRequestError(
+            f"'spec' must have at most {_MAX_SPEC_BYTES:,} bytes: shorten the paths and lists in it."
+        )
     return spec
 
 
@@ -55,15 +57,15 @@ def program_from_json(values: dict[str, Any], stdin: bytes) -> tuple[Program, bo
     fields = {name: value for name, value in values.items() if name not in ("alone", "source")}
     alone, source = values.get("alone", False), values.get("source")
     if type(alone) is not bool:
-        raise SandboxRequestError(f"'alone' of a program is {str(alone)[:80]!r}: true or false is needed.")
+        raise SandboxRequestError(f"'alone' of a program must be true or false, got {str(alone)[:80]!r}.")
     for name in ("wall_s", "cpu_s", "output_bytes"):
         value = fields.get(name)
         if value is not None and not (type(value) in (int, float) and 0 < value <= _MAX_NUMBER):
-            raise SandboxRequestError(f"'{name}' of a program is {str(value)[:80]!r}: it must be positive.")
+            raise SandboxRequestError(f"'{name}' of a program must be positive, got {str(value)[:80]!r}.")
     if source is None:
         program: Program = parse_dataclass(Command, fields, "program")
         if not program.argv:
-            raise SandboxRequestError("a program without source and without arguments is none.")
+            raise SandboxRequestError("a program must have 'source' or 'argv'.")
     else:
         program = parse_dataclass(PythonCode, {"source": source, **fields}, "program")
     return dataclasses.replace(program, stdin=stdin), alone
@@ -81,11 +83,11 @@ def parse_dataclass(kind: type[_T], values: object, place: str) -> _T:
         SandboxRequestError: a field is unknown or has the wrong type.
     """
     if not isinstance(values, dict):
-        raise SandboxRequestError(f"'{place}' is {str(values)[:80]!r}: an object is needed.")
+        raise SandboxRequestError(f"'{place}' must be an object, got {str(values)[:80]!r}.")
     kinds = _field_types(kind)
     for name in values:
         if name not in kinds or name == "stdin":
-            raise SandboxRequestError(f"'{place}' has no {str(name)[:40]!r}: known are {', '.join(kinds)}.")
+            raise SandboxRequestError(f"unknown field {str(name)[:40]!r} of '{place}': known are {', '.join(kinds)}.")
     try:
         return kind(**{name: _parse_value(kinds[name], value, f"{place}.{name}") for name, value in values.items()})
     except (TypeError, ValueError) as error:
@@ -120,7 +122,7 @@ def _parse_value(kind: Any, value: Any, place: str) -> Any:
     else:
         good = type(value) is kind and (kind is not int or -_MAX_NUMBER <= value <= _MAX_NUMBER)
     if not good:
-        raise SandboxRequestError(f"'{place}' is {str(value)[:80]!r}: {_type_name(kind)} is needed.")
+        raise SandboxRequestError(f"'{place}' must be of type {_type_name(kind)}, got {str(value)[:80]!r}.")
     return value
 
 

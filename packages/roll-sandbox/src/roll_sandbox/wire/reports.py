@@ -54,7 +54,9 @@ def report_from_json(values: object) -> Report:
     counts += [number for pool in report.pools for number in (pool.idle, pool.target, pool.hits, pool.misses)]
     texts = [*report.images, *(pool.pool for pool in report.pools)]
     if report.cores < 1 or min(counts) < 0 or len(report.pools) > MAX_POOLS or len(texts) > _MAX_TEXTS:
-        raise SandboxRequestError("a worker's 'report' has a number that cannot be, or too much.")
+        raise SandboxRequestError(
+            "a number in a worker's 'report' is out of range, or the report has too many entries."
+        )
     if not all(len(text) <= _MAX_TEXT_CHARS and text.isprintable() for text in texts):
-        raise SandboxRequestError("a worker's 'report' names images or pools by what is no name.")
+        raise SandboxRequestError("a worker's 'report' has an invalid name of an image or a pool.")
     return report

@@ -130,8 +130,10 @@ def validate_worker_message(message: Message) -> Message:
     op = message.get("op")
     shape = _SHAPES.get(op) if isinstance(op, str) else None
     if shape is None:
-        raise SandboxRequestError(f"a worker says {str(op)[:40]!r}: known are {', '.join(_SHAPES)}.")
+        raise SandboxRequestError(f"unknown message {str(op)[:40]!r} of a worker: known are {', '.join(_SHAPES)}.")
     for name, fits in shape.items():
         if not fits(message.get(name)):
-            raise SandboxRequestError(f"'{name}' of a worker's '{op}' is {str(message.get(name))[:80]!r}.")
+            raise SandboxRequestError(
+                f"'{name}' of a worker's message '{op}' is invalid, got {str(message.get(name))[:80]!r}."
+            )
     return {"op": op} | {name: message[name] for name in shape if name in message}

@@ -45,12 +45,12 @@ class WorkerConnection:
         worker: the worker.
         url: address of the server.
         token: token with the scope `worker`.
-        name: name by which the server knows the worker again.
+        name: name by which the server recognizes the worker after a restart.
         capacity: most sandboxes at once.
         memory_bytes: bound on the sum of the memory limits of all sandboxes.
         ca_file: CA certificates for the server's certificate; `None`: the system's.
         drain_s: seconds that a leaving worker waits for its sandboxes to end.
-        leaving: event that `leave` sets; given if the caller sets it, too.
+        leaving: event that `leave` sets; a caller may pass an event that it sets by other means.
 
     Raises:
         ConfigError: the address, token or CA file is not usable.
@@ -125,11 +125,11 @@ class WorkerConnection:
                     try:
                         await self._serve_connection(socket)
                     except (aiohttp.ClientError, OSError) as error:  # while the connection began
-                        logger.info("the line to %s broke: %s", self._url, error)
+                        logger.info("the connection to %s broke: %s", self._url, error)
                     except SandboxAccessError:
                         raise
                     except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
-                        self._warn(f"{self._url} says what no sandbox service says ({error!r:.200}).")
+                        self._warn(f"{self._url} sent an invalid message ({error!r:.200}).")
                     finally:
                         self._worker.set_sender(None)
                         await socket.close()
@@ -166,10 +166,10 @@ class WorkerConnection:
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
                 raise SandboxAccessError(
-                    f"the sandbox service at {self._url} refuses this token ({error.status}): a worker needs one of "
-                    "scope worker (`roll-sandbox token create OWNER --scope worker`)."
+                    f"the sandbox service at {self._url} refuses the token ({error.status}): a worker needs a token "
+                    "with the scope 'worker' (`roll-sandbox token create OWNER --scope worker`)."
                 ) from None
-            raise SandboxUnavailableError(f"{self._url} answers {error.status} to a worker.") from None
+            raise SandboxUnavailableError(f"{self._url} answers a worker with status {error.status}.") from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise make_unreachable_error(self._url, error) from None
 
@@ -237,7 +237,7 @@ class WorkerConnection:
     def _warn(self, what: str) -> None:
         """Log a warning, unless it repeats the last one."""
         if what != self._last_warning:
-            logger.warning("%s Dialling again.", what)
+            logger.warning("%s Reconnecting.", what)
             self._last_warning = what
 
     def _send(self, message: Message) -> None:
@@ -248,8 +248,8 @@ def _parse_away_s(said: object) -> float:
     """Return for how long either side may be away.
 
     Raises:
-        ValueError: it is no such time.
+        ValueError: it is not a positive number of seconds.
     """
     if not isinstance(said, int | float) or not 0 < said < 1e9:
-        raise ValueError(f"'away_s' of a welcome is {said!r:.80}")
+        raise ValueError(f"'away_s' of a welcome must be a positive number of seconds, got {said!r:.80}")
     return float(said)

@@ -96,7 +96,7 @@ class Executions:
         execution = self._known[name] = _Execution(message)
         op = message["op"]
         if message.get("again"):
-            self._end(name, execution, error_to_json(SandboxLostError("nobody knows how the program ended")))
+            self._end(name, execution, error_to_json(SandboxLostError("how the program ended is unknown")))
         elif op == "run":
             try:
                 program, alone = program_from_json(message["request"], message["stdin"])
@@ -140,7 +140,9 @@ class Executions:
         if execution.end_message is None:
             if execution.task is not None:
                 execution.task.cancel()
-            error = SandboxError("the worker cannot keep all that programs print: print less, or ask for less at once")
+            error = SandboxError(
+                "the programs print more than the worker can keep: print less, or run fewer programs at once"
+            )
             self._end(name, execution, error_to_json(error))
         else:
             self._known.pop(name, None)
@@ -160,10 +162,10 @@ class Executions:
                 return
             session = self._sessions.get(message["shell"])
             if session is None:
-                raise SandboxSessionError("the shell session has ended: open another one")
+                raise SandboxSessionError("the shell session has ended: open another session")
             command, wall_s = request.get("command"), request.get("wall_s")
             if not isinstance(command, str) or not (type(wall_s) in (int, float) and 0 < wall_s < float("inf")):
-                raise SandboxRequestError("a session's command needs a text 'command' and a positive 'wall_s'.")
+                raise SandboxRequestError("a session's command must have a string 'command' and a positive 'wall_s'.")
             execution.job = await session.start(command, wall_s=wall_s)
         except (RollSandboxError, ValueError) as error:
             self._end(name, execution, error_to_json(error))
@@ -190,7 +192,9 @@ class Executions:
         if execution.queued_bytes > MAX_KEPT_BYTES and execution.task is not None:
             execution.task.cancel()
             execution.queued.clear()
-            error = SandboxRequestError("a command that waits for another one was sent too much: send it later.")
+            error = SandboxRequestError(
+                "too much input was sent to a command that waits for another command: send the input later."
+            )
             self._end(name, execution, error_to_json(error))
 
     def _forward(self, name: str, job: Job, message: Message) -> None:
@@ -316,6 +320,6 @@ def _tail(chunks: list[Chunk], most: int) -> bytes:
 
 def _check_texts(env: object, cwd: object) -> None:
     if not isinstance(env, dict) or not all(isinstance(each, str) for pair in env.items() for each in pair):
-        raise SandboxRequestError("'env' of a session: an object of texts is needed.")
+        raise SandboxRequestError("'env' of a session must be an object of strings.")
     if cwd is not None and not isinstance(cwd, str):
-        raise SandboxRequestError("'cwd' of a session: a text is needed.")
+        raise SandboxRequestError("'cwd' of a session must be a string.")

@@ -34,7 +34,7 @@ async def run_worker(
     Args:
         url: address of the service.
         token: token with the scope `worker`.
-        name: name by which the service knows the worker again.
+        name: name by which the service recognizes the worker after a restart.
         capacity: most sandboxes at once.
         runtime: name of the isolation runtime.
         warm: idle sandboxes to keep, as for `SandboxManager`.

@@ -108,7 +108,13 @@ class Worker:
     def _on_launched(self, place: str, task: asyncio.Task[None]) -> None:
         self._starting.pop(place, None)
         if task.cancelled():  # perhaps before it ran at all
-            self.send({"op": "gone", "sandbox": place, **error_to_json(SandboxLostError("stopped before it started"))})
+            self.send(
+                {
+                    "op": "gone",
+                    "sandbox": place,
+                    **error_to_json(SandboxLostError("the sandbox was stopped before it started")),
+                }
+            )
         elif (error := task.exception()) is not None:
             _log.error("a sandbox did not start", exc_info=error)
             broken = SandboxError(f"the sandbox did not start: {error!r}")
@@ -140,8 +146,8 @@ class Worker:
             source = os.path.realpath(mount.source)
             if not any(source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts):
                 raise SandboxRequestError(
-                    f"a mount of '{mount.source}': this worker lets sandboxes see nothing there. Start it with "
-                    f"`--mounts {mount.source}`, or upload what is needed."
+                    f"a mount of '{mount.source}' is not permitted on this worker: start the worker with "
+                    f"`--mounts {mount.source}`, or upload the directory."
                 )
             mounts.append(Mount(source=source, target=mount.target))
         return dataclasses.replace(spec, pool="", mounts=tuple(mounts))
@@ -152,7 +158,9 @@ class Worker:
     def _stop(self, place: str, held: _HeldSandbox | None, expired: bool) -> None:
         if held is not None:
             held.executions.end_reason = held.executions.end_reason or (
-                SandboxExpiredError("the sandbox reached the end of its lifetime: extend it, or ask for a longer one")
+                SandboxExpiredError(
+                    "the sandbox reached the end of its lifetime: extend it, or request a longer lifetime"
+                )
                 if expired
                 else UnknownSandboxError("the sandbox was stopped")
             )

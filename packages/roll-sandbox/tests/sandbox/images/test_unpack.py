@@ -87,13 +87,16 @@ def test_sandbox_image_unpack_entries_that_lead_out_or_nowhere_are_refused(layer
 @pytest.mark.parametrize(
     ("entries", "words"),
     [
-        ([hardlink("a", "no/such/file")], "the hard link 'a' to 'no/such/file', which it does not have"),
-        ([hardlink("a", "missing")], "the hard link 'a' to 'missing', which it does not have"),
-        ([file(".wh.f"), hardlink("a", "f")], "the hard link 'a' to 'f', which it removes"),
-        ([file("n" * 300)], "which cannot be made (File name too long)"),
-        ([symlink("s", "")], "the entry 's', which cannot be made"),
-        ([file("d/" * 300 + "f")], "directories more than 256 deep"),
-        ([file("d/" * 200 + "f"), symlink("s", "d/" * 200), file("s/" + "e/" * 200 + "f")], "more than 256 deep"),
+        ([hardlink("a", "no/such/file")], "the hard link 'a' to 'no/such/file', which does not exist in the layer"),
+        ([hardlink("a", "missing")], "the hard link 'a' to 'missing', which does not exist in the layer"),
+        ([file(".wh.f"), hardlink("a", "f")], "the hard link 'a' to 'f', which the layer removes"),
+        ([file("n" * 300)], "which cannot be created (File name too long)"),
+        ([symlink("s", "")], "the entry 's', which cannot be created"),
+        ([file("d/" * 300 + "f")], "nested more than 256 levels deep"),
+        (
+            [file("d/" * 200 + "f"), symlink("s", "d/" * 200), file("s/" + "e/" * 200 + "f")],
+            "nested more than 256 levels deep",
+        ),
     ],
 )
 def test_sandbox_image_unpack_entries_that_no_machine_can_make_are_the_images_fault(

@@ -43,7 +43,7 @@ def make_engine(url: str) -> Engine:
         address = make_url(url)
         if address.get_backend_name() == "sqlite" and not _is_file(address):
             raise ConfigError(
-                f"the database '{url}' is in memory, which ends with a command: write sqlite:////a/file.db."
+                f"the database '{url}' is in memory and would be lost: write, for example, sqlite:////a/file.db."
             )
         if address.drivername in ("postgresql", "postgres"):
             address = address.set(drivername="postgresql+psycopg")

@@ -78,9 +78,9 @@ class Store:
                 found = MigrationContext.configure(connection).get_current_revision()
             if found is not None and found not in {each.revision for each in script.walk_revisions()}:
                 raise ConfigError(
-                    f"the database '{self._shown}' was written by a newer ROLL (revision {found[:40]}, and this one "
-                    f"knows up to {script.get_current_head()}): install that version again, or go back to a copy of "
-                    "the database from before it."
+                    f"the database '{self._shown}' was written by a newer ROLL (its revision is {found[:40]}, the "
+                    f"latest known one is {script.get_current_head()}): install the newer version, or restore an older "
+                    "copy of the database."
                 )
             if found != script.get_current_head():
                 self._upgrade(config, revision)
@@ -110,8 +110,8 @@ class Store:
             except DatabaseLockedError:
                 if time.monotonic() > until:
                     raise ConfigError(
-                        f"another server has the database '{self._shown}': stop it first, or give this one a database "
-                        "of its own (`--database`)."
+                        f"another server has locked the database '{self._shown}': stop that server, or choose another "
+                        "database (`--database`)."
                     ) from None
                 time.sleep(0.1)
             except (*UNAVAILABLE_ERRORS, SQLAlchemyError) as error:
@@ -174,6 +174,4 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise SandboxDatabaseError(
-            f"the service's database does not answer: {describe_error(error)}; ask again."
-        ) from None
+        raise SandboxDatabaseError(f"the service's database does not answer: {describe_error(error)}; retry.") from None

@@ -5,9 +5,10 @@
                               ├ intents (a sandbox or program that has not started): refused after a few retries
                               └ facts (events that have happened): held, in order, until they are written
 
-So no reported event is ever forgotten, nothing starts that cannot be recorded, and the number of held writes is bounded
-by what runs. A transaction whose answer was lost may have been committed: a fact changes nothing the second time, and
-an intent finds its own row; a refused intent is undone when the database is back.
+So no reported event is lost, nothing starts that cannot be recorded, and the number of held writes is bounded by the
+number of running sandboxes and programs. A transaction whose answer was lost may have been committed: writing a fact
+again changes nothing, an intent whose row exists counts as written, and a refused intent is undone when the database is
+available again.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Writer:
             time.sleep(_RETRY_S)
             self._write_batch([])
         if self._held:
-            _log.warning("the sandbox service ends, and %d of its records were not written", len(self._held))
+            _log.warning("the sandbox service ends with %d records not written to the database", len(self._held))
 
     def _next(self) -> list[Write | None]:
         found: list[Write | None] = []
@@ -142,7 +143,7 @@ class Writer:
                 self._last_attempt = time.monotonic()
                 if pause_s is None:
                     if not self.unavailable_reason:
-                        _log.warning("the sandbox service's database is away: %s", describe_error(error))
+                        _log.warning("the sandbox service's database is unavailable: %s", describe_error(error))
                     self.unavailable_reason = describe_error(error)
                     self._held = [write for write in writes if write.undo is None]
                     self._refuse([write for write in writes if write.undo is not None])
@@ -155,7 +156,7 @@ class Writer:
     def _refuse(self, writes: list[Write]) -> None:
         """Report to intents that they are not written, now or later; hold facts."""
         error = SandboxDatabaseError(
-            f"the service's database does not answer ({self.unavailable_reason}), so nothing was started: ask again."
+            f"the service's database does not answer ({self.unavailable_reason}), so nothing was started: retry."
         )
         for write in writes:
             if write.undo is None:
@@ -195,7 +196,7 @@ class Writer:
 
     def _mark_available(self) -> None:
         if self.unavailable_reason:
-            _log.warning("the sandbox service's database is back")
+            _log.warning("the sandbox service's database is available again")
             self.unavailable_reason = ""
 
     def _disconnect(self) -> None:
@@ -214,7 +215,7 @@ class Writer:
 def describe_error(error: BaseException) -> str:
     """Return an error's reason in one line."""
     if isinstance(error, DatabaseLockedError):
-        return "another server has it"
+        return "another server has locked it"
     origin = getattr(error, "orig", None) or error
     return (str(origin).strip().splitlines() or [type(origin).__name__])[0][:200]
 
@@ -224,7 +225,7 @@ def _run_callbacks(told: list[tuple[Callback, Exception | None]]) -> None:
         try:
             then(error)
         except Exception:  # an error of one callback must not stop the others
-            _log.exception("what follows a record of the sandbox service failed")
+            _log.exception("a callback after a database write of the sandbox service failed")
 
 
 def _execute(connection: Connection, writes: Sequence[Write]) -> None:
@@ -247,11 +248,11 @@ def _execute_alone(connection: Connection, write: Write) -> Exception | None:
         with connection.begin():
             _execute(connection, [write])
     except IntegrityError:
-        return None if _row_exists(connection, write) else SandboxError("that name was used before")
+        return None if _row_exists(connection, write) else SandboxError("the name was already used")
     except UNAVAILABLE_ERRORS:
         raise
     except Exception as error:
-        return SandboxError(f"the service's database refuses: {describe_error(error)}")
+        return SandboxError(f"the service's database rejects the write: {describe_error(error)}")
     return None
 
 
