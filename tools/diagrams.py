@@ -128,14 +128,14 @@ def step() -> Drawing:
 
 
 def asynchronous() -> Drawing:
-    """Generation beside training."""
+    """Generation during training."""
     d = Drawing(
         "asynchronous",
         330,
         "Synchronous and asynchronous scheduling, and what staleness is",
-        "Synchronous: the engine generates batch 1, waits while the trainer learns from it, then generates batch 2 "
+        "Synchronous: the engine generates batch 1, waits while the trainer trains on it, then generates batch 2 "
         "with the new weights. Asynchronous with async ratio 1: the engine generates batch 2 while the trainer "
-        "learns from batch 1; when batch 2 is learnt from, the trainer is one version ahead of the policy that "
+        "trains on batch 1; when batch 2 is trained, the trainer is one version ahead of the policy that "
         "began it, so its staleness is 1.",
     )
     d.say(10, 22, "synchronous (async_ratio: 0): each waits for the other", strong=True)
@@ -159,11 +159,9 @@ def asynchronous() -> Drawing:
     d.say(
         10,
         282,
-        "staleness = the trainer's version minus the oldest one that wrote a token of the sample; never above ⌈α⌉.",
+        "staleness = the trainer's version minus the oldest version of a token of the sample; never above ⌈α⌉.",
     )
-    d.say(
-        10, 302, "↑ engines stand still while weights arrive; running answers go on, each token with its own version."
-    )
+    d.say(10, 302, "↑ engines pause while weights arrive; running answers continue, each token with its own version.")
     return d
 
 
@@ -175,7 +173,7 @@ def packing() -> Drawing:
         "Packed rows and shared prefixes",
         "Three answers to one prompt. Padded, each is a row of its own with the prompt in front and padding behind. "
         "Packed, they are one row: the prompt once, then the three answers. Each answer attends to the prompt and "
-        "to itself, to no other answer, and its positions go on from the prompt's end.",
+        "to itself, to no other answer, and its positions continue from the prompt's end.",
     )
     d.say(10, 22, "padded: the prompt three times, and padding", strong=True)
     for number, (name, width) in enumerate((("A", 90), ("B", 160), ("C", 50))):
@@ -190,9 +188,13 @@ def packing() -> Drawing:
         d.box(x, 180, width, 26, [name], "grey" if name == "prompt" else "blue")
         d.say(x + width / 2, 222, f"{first}–{last}", anchor="middle", small=True)
         x += width
-    d.say(10, 240, "positions go on from the prompt's end in every answer", small=True)
-    d.say(10, 268, "43 tokens go through the network in place of 87; the gradient is the same.")
-    d.say(10, 288, "A tree of prefixes works alike: earlier turns, forks of a conversation, the two answers of a pair.")
+    d.say(10, 240, "positions continue from the prompt's end in every answer", small=True)
+    d.say(10, 268, "43 tokens go through the network instead of 87; the gradient is the same.")
+    d.say(
+        10,
+        288,
+        "Prefixes can form a tree: earlier turns, forks of a conversation, the two answers of a pair.",
+    )
     d.say(500, 22, "who attends to whom", strong=True)
     names = ("prompt", "A", "B", "C")
     for row, own in enumerate(names):
@@ -210,7 +212,7 @@ def layouts() -> Drawing:
         "layouts",
         338,
         "A layout of eight ranks: data 2 × stages 2 × tensor 2",
-        "Two data shares, each with other samples. In each, two pipeline stages: the first has the lower layers, "
+        "Two data replicas, each with other samples. In each, two pipeline stages: the first has the lower layers, "
         "the second the upper ones. In each stage two tensor ranks, each with half of every weight matrix. Context "
         "parallelism divides a row's tokens instead, and expert parallelism a layer's experts; it takes no ranks of "
         "its own.",
@@ -218,9 +220,7 @@ def layouts() -> Drawing:
     for share in range(2):
         x = 10 + 375 * share
         d.box(x, 30, 365, 150, [], "grey")
-        d.say(
-            x + 10, 22, f"data share {share + 1}: samples {'1, 3, 5, …' if share == 0 else '2, 4, 6, …'}", strong=True
-        )
+        d.say(x + 10, 22, f"replica {share + 1}: samples {'1, 3, 5, …' if share == 0 else '2, 4, 6, …'}", strong=True)
         for stage in range(2):
             sx = x + 12 + 176 * stage
             d.say(sx + 4, 52, f"stage {stage + 1}: layers {'1–15' if stage == 0 else '16–30'}")
@@ -238,7 +238,7 @@ def layouts() -> Drawing:
     d.say(
         10,
         204,
-        "gradients are added up between data shares; activations travel from stage to stage, sums from half to half",
+        "gradients are summed over data replicas; activations pass from stage to stage, sums from half to half",
         small=True,
     )
     d.box(
@@ -254,7 +254,7 @@ def layouts() -> Drawing:
         222,
         240,
         100,
-        ["ep: a layer's experts", "experts 1–8 | 9–16", "tokens travel to theirs", "and back; no own ranks"],
+        ["ep: a layer's experts", "experts 1–8 | 9–16", "tokens are sent to them", "and back; no own ranks"],
         "green",
     )
     d.box(
@@ -262,7 +262,7 @@ def layouts() -> Drawing:
         222,
         240,
         100,
-        ["dp_shard: what is left", "weights, gradients and", "optimiser in shards,", "gathered layer by layer"],
+        ["dp_shard: the rest", "weights, gradients and", "optimizer in shards,", "gathered layer by layer"],
         "grey",
     )
     return d
@@ -284,12 +284,12 @@ def ledger() -> Drawing:
     d.arrow((150, 98), (200, 98))
     d.arrow((350, 98), (400, 98))
     fates = (("trained", "an update used it", "green"), ("filtered", "equal rewards, …", "grey"))
-    more = (("failed", "we failed it: a cause", "purple"), ("expired", "too old to learn from", "grey"))
+    more = (("failed", "infrastructure error", "purple"), ("expired", "too old to train on", "grey"))
     for number, (fate, why, colour) in enumerate((*fates, *more)):
         y = 12 + 46 * number
         d.box(580, y, 170, 40, [fate, why], colour)
         d.arrow((520, 98), (580, y + 20))
-    d.box(200, 206, 320, 62, ["checkpoint", "weights, optimiser, stream's place,", "every draw and its fate"], "grey")
+    d.box(200, 206, 320, 62, ["checkpoint", "weights, optimizer, stream position,", "every draw and its fate"], "grey")
     d.arrow((460, 126), (460, 206), dashed=True)
     d.arrow((240, 206), (240, 126), dashed=True)
     d.say(10, 224, "after a crash, what was in", small=True)
@@ -302,13 +302,13 @@ def ledger() -> Drawing:
 
 
 def sandbox() -> Drawing:
-    """What lies between a model's program and the host."""
+    """The layers between a model's program and the host."""
     d = Drawing(
         "sandbox",
         330,
         "A sandbox, and what may leave it",
         "The training process holds the expected outputs and decides. It sends the program and its input to the "
-        "agent, the first process of a sandbox with its own namespaces, user, control group and filter of system "
+        "agent, the first process of a sandbox with its own namespaces, user, cgroup and filter of system "
         "calls. The agent starts every program in namespaces of its own. Only bytes, an outcome and counted limits "
         "come back.",
     )
@@ -346,7 +346,7 @@ def sandbox() -> Drawing:
         410,
         52,
         [
-            "seven namespaces · control group · list of system calls",
+            "seven namespaces · cgroup · list of system calls",
             "/usr read-only · one tmpfs with a limit · made-up /etc",
         ],
         "grey",
