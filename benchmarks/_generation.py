@@ -147,7 +147,7 @@ def prompt_text(kind: str, number: int) -> str:
     return f"Explain to a child what {thing} is."
 
 
-def is_right(prompt: str, text: str) -> bool:
+def is_correct(prompt: str, text: str) -> bool:
     """A sum that is right; another answer of an even number of words, which no policy knows beforehand."""
     found = re.search(r"What is (\d+) \+ (\d+)\?", prompt)
     if found is None:
@@ -294,7 +294,7 @@ class Judge:
         await asyncio.sleep(reward_latency_s(self._case.reward_s, rollout))
         if self._recorded is not None:
             return RewardResult(value=self._recorded.get(rollout.sample_id, 0.0))
-        return RewardResult(value=float(is_right(str(rollout.prompt.messages[0].text), rollout.text)))
+        return RewardResult(value=float(is_correct(str(rollout.prompt.messages[0].text), rollout.text)))
 
 
 class Limited:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roll.callbacks import Callbacks, OnMetrics, OnSave
-from roll.config.given import Reward, Rows, load_given, with_given
+from roll.config.given import Reward, Rows, load_with_python_objects, with_python_objects
 from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
 from roll.process_environment import prepare_environment
 
@@ -56,7 +56,7 @@ def train(
         CallbackError: A callback failed; the message names the callback and the step.
     """
     callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
-    loaded = load_given(config, overrides, data, held_out, reward)
+    loaded = load_with_python_objects(config, overrides, data, held_out, reward)
     prepare_environment()
     from roll.pipelines import commands
 
@@ -104,7 +104,7 @@ def resume(
     path = directory.path if home == Path.cwd() else directory.path.resolve()
     with contextlib.chdir(home):
         # a wrong override is refused before the slow imports
-        config = with_given(load_run_config(path, changes), data, held_out, reward)
+        config = with_python_objects(load_run_config(path, changes), data, held_out, reward)
         prepare_environment()
         from roll.pipelines import commands
 
@@ -139,7 +139,7 @@ def replay(
 
     given = None if checkpoint is None else str(checkpoint)
     config = load_replay_config(run, overrides, only=only, checkpoint=given)
-    return train(with_given(config, data, held_out, reward))
+    return train(with_python_objects(config, data, held_out, reward))
 
 
 def evaluate(
@@ -167,7 +167,7 @@ def evaluate(
     Raises:
         UserError: The configuration, the data, or this machine must be changed first.
     """
-    loaded = load_given(config, overrides, data, held_out, reward)
+    loaded = load_with_python_objects(config, overrides, data, held_out, reward)
     prepare_environment()
     from roll.pipelines import commands
 
@@ -197,7 +197,7 @@ def check(
     Raises:
         ConfigError: The configuration is invalid.
     """
-    loaded = load_given(config, overrides, data, held_out, reward)
+    loaded = load_with_python_objects(config, overrides, data, held_out, reward)
     prepare_environment()
     from roll.pipelines.registry import CHECKS
 

@@ -229,7 +229,7 @@ def test_check_estimates_less_memory_is_taken_as_estimated(tmp_path: Path, wide_
     """Within 10 %, at the width of SmolLM2-135M."""
     changes = SMALLER[name]
     more = of_texts(tmp_path, changes.get("training", {}))
-    with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
+    with mock.patch("roll.pipelines.supervised.check.is_timeable", lambda sizes: False):
         before = SLOW_DISK if "checkpoint" in changes else ""
         memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more, before)
     print(f"\n{name}: memory {memory:.3f} of the estimate")
@@ -242,7 +242,7 @@ def test_check_estimates_a_mixture_takes_the_memory_that_was_estimated(
 ) -> None:
     """Within 10 %."""
     more = of_texts(tmp_path, MIXTURES[name])
-    with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
+    with mock.patch("roll.pipelines.supervised.check.is_timeable", lambda sizes: False):
         memory, _ = looked_at(tmp_path, mixture, {"pipeline": "sft"}, more)
     print(f"\nmixture, {name}: memory {memory:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=0.1)

@@ -23,8 +23,8 @@ class Sizes:
     num_experts: int = 0
     expert_parameters: int = 0
     has_own_projection: bool = False
-    has_plain_norms: bool = True
-    has_plain_gates: bool = True
+    has_fusable_norms: bool = True
+    has_fusable_gates: bool = True
 
     @property
     def norm_width(self) -> int:

@@ -157,10 +157,10 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # an import of it raises ImportError
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:
-        from roll.preflight.inspection import look
+        from roll.preflight.inspection import run_checks
         from roll.preflight.layout import try_a_step
 
-        look(report, config, partial(try_a_step, say=partial(click.echo, err=True)))
+        run_checks(report, config, partial(try_a_step, say=partial(click.echo, err=True)))
     click.echo(str(report))
     if report.problems:
         raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))

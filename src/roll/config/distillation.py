@@ -11,7 +11,7 @@ from roll.config.base import Section, option, path_option
 from roll.config.run import RunConfig
 from roll.types import Divergence
 
-__all__ = ["DistillationConfig", "OfflineDistillationConfig", "Taught", "TeacherConfig"]
+__all__ = ["DistillationBase", "DistillationConfig", "OfflineDistillationConfig", "TeacherConfig"]
 
 DivergenceName: TypeAlias = Literal["reverse", "forward", "jsd"]
 
@@ -49,7 +49,7 @@ Teachers: TypeAlias = Annotated[
 ]
 
 
-class Taught(RunConfig):
+class DistillationBase(RunConfig):
     """Common base of every distillation's configuration."""
 
     teacher: Teachers = option(

@@ -144,7 +144,7 @@ class LazyEngine:
                 continue
         return ""
 
-    def begun_ahead(self, num_threads: int | None) -> AbstractContextManager[None] | None:
+    def prestart(self, num_threads: int | None) -> AbstractContextManager[None] | None:
         """Return a context in which the engine's start-up is in progress; `None` if nothing can be started ahead."""
         if self.begin_ahead is None:
             return None

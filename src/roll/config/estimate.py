@@ -12,7 +12,7 @@ from roll.config.engines import engine_capabilities
 from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.passing import ModelSizes, element_bytes, fullest_stage, pass_bytes
+from roll.config.passing import ModelSizes, element_bytes, forward_backward_bytes, fullest_stage
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 
@@ -25,12 +25,12 @@ __all__ = [
     "engine_bytes",
     "frozen_bytes",
     "heap_bytes",
+    "host_memory_roles",
     "kernel_bytes",
     "moment_bytes",
-    "num_in_codes",
     "num_lora_parameters",
+    "num_quantized_parameters",
     "num_trained",
-    "on_host",
     "sync_bytes",
     "trained_bytes",
     "training_bytes",
@@ -150,7 +150,7 @@ def disk_use(
     )
 
 
-def on_host(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
+def host_memory_roles(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
     """Return the roles of a run that has everything in host memory.
 
     Adds the copies that asynchronous checkpoints write while training continues, and the libraries of every process.
@@ -167,7 +167,7 @@ def _copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
     return {"copy that is written": parts["gradients"] + parts["AdamW"]} if "AdamW" in parts else {}
 
 
-def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
+def heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str, int]:
     """Estimate the host memory that the C library's heap holds in free pieces.
 
     Args:
@@ -177,7 +177,7 @@ def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
             allocate temporaries: measured, 0.2 to 0.3 of the activations with native attention, 0.3 to 0.9 without.
     """
     tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
-    return {"heap": round(tensors / 8 if closed else 0.4 * parts["activations"])}
+    return {"heap": round(tensors / 8 if trimmed else 0.4 * parts["activations"])}
 
 
 def kernel_bytes(
@@ -203,7 +203,7 @@ def num_linear(sizes: ModelSizes) -> int:
     return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
 
 
-def num_in_codes(section: InferenceConfig, sizes: ModelSizes) -> int:
+def num_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> int:
     """Return the number of weights sent to engines in 8 bits: linear layers and experts, if the section quantizes."""
     if section.quantization == "none":
         return 0
@@ -212,7 +212,7 @@ def num_in_codes(section: InferenceConfig, sizes: ModelSizes) -> int:
 
 def sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
     """Return the bytes that a weight sync sends; scales, less than a hundredth of them, are not counted."""
-    in_codes = num_in_codes(section, sizes)
+    in_codes = num_quantized_parameters(section, sizes)
     return (sizes.num_parameters - in_codes) * element + in_codes
 
 
@@ -306,7 +306,7 @@ def training_bytes(
     """
     shards = ranks // training.parallel.dp_replicate
     parts = trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
-    parts |= pass_bytes(
+    parts |= forward_backward_bytes(
         model, training, sizes, num_tokens, ranks, micro_batches=micro_batches, on_accelerator=on_accelerator
     )
     have_copies = "master weights" in parts or training.parallel.ep > 1
@@ -322,7 +322,7 @@ def _offloaded_bytes(
     """Return a rank's device memory for weights and gradients when the optimizer states are offloaded.
 
     Weights are in float32 with FSDP. Gradients are those of the vocabulary's matrix, until the backward pass ends; FSDP
-    reduces gradients one layer at a time, which `pass_bytes` counts.
+    reduces gradients one layer at a time, which `forward_backward_bytes` counts.
     """
     parallel = training.parallel
     is_shared = ranks * parallel.dp_replicate > parallel.pp

@@ -17,7 +17,7 @@ from roll.config.operations import WeightSyncConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
-from roll.config.sources import named_apart
+from roll.config.sources import validate_unique_names
 from roll.config.training import TrainingConfig
 
 __all__ = ["GeneratingConfig", "PromptedConfig"]
@@ -73,11 +73,11 @@ class GeneratingConfig(RunConfig):
                     "weight, or remove domain_quotas"
                 )
 
-    def why_without(self, role: str) -> str:
-        """See `RunConfig.why_without`."""
+    def missing_role_message(self, role: str) -> str:
+        """See `RunConfig.missing_role_message`."""
         if role == "judge":
             return "the run has no judge of its own: remove it, or add a section `judge`"
-        return super().why_without(role)
+        return super().missing_role_message(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
@@ -196,4 +196,4 @@ class PromptedConfig(GeneratingConfig):
         examples=[[{"source": "arithmetic", "reward": "math"}]],
     )
 
-    _domains = field_validator("data")(named_apart)
+    _domains = field_validator("data")(validate_unique_names)

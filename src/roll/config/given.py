@@ -21,7 +21,7 @@ from roll.config.sources import PythonTable
 from roll.config.supervised import SupervisedConfig
 from roll.errors import ConfigError
 
-__all__ = ["Reward", "Rows", "load_given", "with_given"]
+__all__ = ["Reward", "Rows", "load_with_python_objects", "with_python_objects"]
 
 Rows = Iterable[Any]
 """Dictionaries with a prompt and, if rewards need it, an answer; or texts. Examples are rows as in files."""
@@ -29,7 +29,7 @@ Reward = Any
 """A function `(text, answer, metadata) -> float`, a reward's type or settings, or a list of these."""
 
 
-def load_given(
+def load_with_python_objects(
     config: ConfigSource, overrides: Overrides, rows: Rows | None, held_out: Rows | None, reward: Reward | None
 ) -> RunConfig:
     """Load a configuration whose data and rewards may be objects.
@@ -60,10 +60,12 @@ def load_given(
     if reward is not None:
         for entry in _data_of(tree):
             entry["reward"] = [_settings(part) for part in _parts(reward)]
-    return with_given(load_config(tree, overrides), rows, held_out, reward)
+    return with_python_objects(load_config(tree, overrides), rows, held_out, reward)
 
 
-def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, reward: Reward | None) -> RunConfig:
+def with_python_objects(
+    config: RunConfig, rows: Rows | None, held_out: Rows | None, reward: Reward | None
+) -> RunConfig:
     """Return a loaded configuration with these Python objects in their places.
 
     Raises:

@@ -32,15 +32,15 @@ __all__ = [
     "Origin",
     "as_override",
     "config_at",
-    "continued",
     "differences",
     "dump_entries",
-    "edits",
-    "either_way",
+    "extend_history",
     "first_recorded",
     "read_config",
     "read_history",
     "read_origin",
+    "transition_history",
+    "user_edits",
     "value_at",
 ]
 
@@ -138,7 +138,7 @@ def read_origin(run: Path) -> Origin | None:
     raise RunDirectoryError(f"'{path}' cannot be read ({problem}): restore it, or remove it.")
 
 
-def edits(run: Path) -> list[tuple[str, Any, Any]]:
+def user_edits(run: Path) -> list[tuple[str, Any, Any]]:
     """Return the differences between a run's `config.yaml` and what ROLL wrote there.
 
     Returns:
@@ -172,7 +172,7 @@ def config_at(current: Mapping[str, Any], history: Sequence[Entry], step: int) -
     return tree
 
 
-def continued(
+def extend_history(
     current: Mapping[str, Any], history: Sequence[Entry], step: int, after: Mapping[str, Any], overrides: Sequence[str]
 ) -> list[Entry]:
     """Return the history of a run that continues after step `step` with the configuration `after`.
@@ -199,7 +199,7 @@ def continued(
     return [*kept, Entry(from_step=step + 1, overrides=[*dropped, *overrides], changed=changed)]
 
 
-def either_way(before: Sequence[Entry], after: Sequence[Entry], step: int) -> list[Entry]:
+def transition_history(before: Sequence[Entry], after: Sequence[Entry], step: int) -> list[Entry]:
     """Return a history that is correct with the old configuration and with the new one.
 
     The run continues after step `step`; its configuration had the history `before` and gets the history `after`.

@@ -28,11 +28,11 @@ __all__ = [
     "ConfigSource",
     "Overrides",
     "as_override_list",
+    "dump_config",
     "dump_yaml",
     "load_config",
     "load_run_config",
     "plain_tree",
-    "resolved",
 ]
 
 ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RunConfig"
@@ -84,7 +84,7 @@ def _document(source: ConfigSource) -> Document:
     if isinstance(source, str | Path):
         return read(source)
     if isinstance(source, Section):
-        return Document(name="", tree=resolved(source))
+        return Document(name="", tree=dump_config(source))
     if isinstance(source, Mapping):
         return Document(name="", tree=_plain(source))
     raise ConfigError(f"a configuration is a file or a dictionary, got {type(source).__name__}.")
@@ -142,14 +142,14 @@ def _pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
     return name, origin
 
 
-def resolved(config: Section) -> dict[str, Any]:
+def dump_config(config: Section) -> dict[str, Any]:
     """Return every key with its value as plain data, from which `load_config` builds the same configuration."""
     return config.model_dump(mode="json")
 
 
 def dump_yaml(config: Section) -> str:
     """Return the resolved configuration as the text of a configuration file."""
-    return dump(resolved(config))
+    return dump(dump_config(config))
 
 
 def as_override_list(overrides: Overrides) -> list[str]:

@@ -93,7 +93,7 @@ class ParallelConfig(Section):
         beyond = (self.pp - 1) / self.pp
         return 1 + (beyond / self.vpp if micro_batches % self.pp == 0 else beyond)
 
-    def misfit(self, count: int) -> str | None:
+    def invalid_layout_reason(self, count: int) -> str | None:
         """Return why `count` ranks cannot be divided this way; `None` if they can."""
         if count % self.num_ranks == 0:
             return None

@@ -19,10 +19,10 @@ __all__ = [
     "ModelSizes",
     "activation_bytes_per_token",
     "element_bytes",
+    "forward_backward_bytes",
     "fullest_stage",
     "gathered_bytes",
     "logit_bytes",
-    "pass_bytes",
 ]
 
 LOGIT_CHUNK_BYTES = 2 * 64 * 2**20
@@ -61,9 +61,9 @@ class ModelSizes(Protocol):
     @property
     def norm_width(self) -> int: ...
     @property
-    def has_plain_norms(self) -> bool: ...
+    def has_fusable_norms(self) -> bool: ...
     @property
-    def has_plain_gates(self) -> bool: ...
+    def has_fusable_gates(self) -> bool: ...
 
 
 def element_bytes(dtype: str) -> int:
@@ -104,10 +104,10 @@ def activation_bytes_per_token(
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
-    in_norms = 2 if fused and sizes.has_plain_norms else sizes.norm_width + sizes.num_heads + 2
-    in_gate = 3 if fused and sizes.has_plain_gates and not sizes.experts_per_token else 4
+    in_norms = 2 if fused and sizes.has_fusable_norms else sizes.norm_width + sizes.num_heads + 2
+    in_gate = 3 if fused and sizes.has_fusable_gates and not sizes.experts_per_token else 4
     in_adapters = element * lora_rank * (4 if sizes.experts_per_token else 7)
-    normed = (element if sizes.has_plain_norms else 4) * sizes.norm_width
+    normed = (element if sizes.has_fusable_norms else 4) * sizes.norm_width
     around = element * (2 * hidden + 2 * queries + 2 * keys) + normed + 4 * in_norms + in_adapters
     inside = element * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     part = 1 if mlp_slice is None else mlp_slice
@@ -155,7 +155,7 @@ def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
     return FullestStage(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
 
 
-def pass_bytes(
+def forward_backward_bytes(
     model: ModelConfig,
     training: TrainingConfig,
     sizes: ModelSizes,

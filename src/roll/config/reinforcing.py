@@ -104,8 +104,8 @@ class ReinforcingConfig(GeneratingConfig):
         """Whether the data may have demonstrations to imitate."""
         return any(entry.has_demonstrations for entry in self.data)
 
-    def why_without(self, role: str) -> str:
-        """See `RunConfig.why_without`."""
+    def missing_role_message(self, role: str) -> str:
+        """See `RunConfig.missing_role_message`."""
         algorithm = self.algorithm
         if role == "critic":
             if algorithm.shares_critic:
@@ -119,7 +119,7 @@ class ReinforcingConfig(GeneratingConfig):
             if self.trainer_holds_reference:
                 return "with algorithm.kl.estimator full the trainer itself keeps the reference: remove it"
             return "with model.lora the reference is the policy without its adapters: remove it"
-        return super().why_without(role)
+        return super().missing_role_message(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:

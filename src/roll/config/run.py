@@ -50,7 +50,7 @@ class RunConfig(Section):
             devices, role, usual = getattr(mapping, name), roles.get(name), field.get_default(call_default_factory=True)
             if role is None:
                 if devices != usual:
-                    raise ValueError(f"cluster.device_mapping.{name} is set but {self.why_without(name)}")
+                    raise ValueError(f"cluster.device_mapping.{name} is set but {self.missing_role_message(name)}")
             elif devices and len(devices) % role.tensor_parallel:
                 raise ValueError(
                     f"cluster.device_mapping.{name} has {len(devices)} devices, which {role.section}.tensor_parallel "
@@ -64,7 +64,7 @@ class RunConfig(Section):
                     f"cluster.device_mapping.{name} names devices {devices} for {role.count} {what}, but cluster.type "
                     "local runs it on device 0 alone: set cluster.type=ray, or leave it out"
                 )
-        if self.cluster.offload_colocated is True and not self.trainers_beside("actor_infer"):
+        if self.cluster.offload_colocated is True and not self.colocated_trainers("actor_infer"):
             raise ValueError(
                 "cluster.offload_colocated is true, but no trainer shares a device with engines: set it to auto, or "
                 "map a trainer and engines to the same devices (cluster.device_mapping)"
@@ -123,7 +123,9 @@ class RunConfig(Section):
     def _layout_misfit(self, role: RoleDevices) -> str | None:
         """Return why the ranks of a role cannot be divided as `training.parallel` requires, and what to do."""
         training = getattr(self, "training", None)
-        if not isinstance(training, TrainingConfig) or not (misfit := training.parallel.misfit(role.count)):
+        if not isinstance(training, TrainingConfig) or not (
+            misfit := training.parallel.invalid_layout_reason(role.count)
+        ):
             return None
         several = "" if self.cluster.type == "ray" else " (and set cluster.type=ray, which runs several)"
         return f"{misfit}: map a multiple of {training.parallel.num_ranks} devices{several}, or change the sizes"
@@ -148,13 +150,13 @@ class RunConfig(Section):
         """Whether the run has engines that generate."""
         return any(role.kind == "engine" for role in self.roles.values())
 
-    def trainers_beside(self, role: str) -> list[str]:
+    def colocated_trainers(self, role: str) -> list[str]:
         """Return the trainer roles that share devices with this role; empty if the run does not have the role."""
         roles = self.roles
         devices = set(roles[role].devices) if role in roles else set()
         return [name for name, other in roles.items() if other.kind == "trainer" and devices & set(other.devices)]
 
-    def why_without(self, role: str) -> str:
+    def missing_role_message(self, role: str) -> str:
         """Return why this run has no such role, which the device mapping names, and what to do."""
         return f"the pipeline {self.pipeline} has no such role: remove it (here are {', '.join(self.roles)})"
 

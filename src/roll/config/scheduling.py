@@ -135,7 +135,7 @@ class SchedulingConfig(Section):
         return (self.choose or ("first_finished" if self.type == "tail_batching" else "launch_order")) != "launch_order"
 
     @property
-    def chooses(self) -> bool:
+    def selects_rollouts(self) -> bool:
         """Whether some launched rollouts are not trained, depending on when they finished or on their reward so far."""
         redundant = self.num_prompts(1000) > 1000 or self.num_rollouts(1000) > 1000
         return redundant or self.stale_policy == "drop" or (self.early_stop_groups and self.reward_range is not None)

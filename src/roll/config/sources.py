@@ -15,7 +15,7 @@ __all__ = [
     "PythonTable",
     "Share",
     "SumsTask",
-    "named_apart",
+    "validate_unique_names",
 ]
 
 
@@ -65,7 +65,7 @@ class ConversationColumns(Share):
     )
 
 
-def named_apart(entries: list[Any]) -> list[Any]:
+def validate_unique_names(entries: list[Any]) -> list[Any]:
     """Validate that no two sources have the same name (for every pipeline's `data`)."""
     names = [entry.domain or entry.source for entry in entries]
     twice = sorted({name for name in names if names.count(name) > 1})

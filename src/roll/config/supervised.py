@@ -15,7 +15,7 @@ from roll.config.inference import InferenceConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
-from roll.config.sources import named_apart
+from roll.config.sources import validate_unique_names
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 
@@ -116,7 +116,7 @@ class SupervisedConfig(RunConfig):
     training: SupervisedTraining = option(SupervisedTraining(), "How the model is updated.")
     evaluation: HeldOutConfig = option(HeldOutConfig(), "How the model is measured on held-out examples.")
 
-    _domains = field_validator("data")(named_apart)
+    _domains = field_validator("data")(validate_unique_names)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:

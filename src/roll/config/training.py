@@ -17,7 +17,7 @@ from roll.user_code import check_kind
 if TYPE_CHECKING:
     from roll.protocols import TrainBackend
 
-__all__ = ["TRAINERS", "Fp8Recipe", "TrainingConfig", "check_back_end", "closes_heap"]
+__all__ = ["TRAINERS", "Fp8Recipe", "TrainingConfig", "check_back_end", "trims_heap"]
 
 Fp8Recipe: TypeAlias = Literal["none", "rowwise_with_gw_hp", "rowwise"]
 
@@ -210,7 +210,7 @@ class TrainingConfig(Section):
         return value
 
 
-def closes_heap(model: ModelConfig, training: TrainingConfig, num_ranks: int) -> bool:
+def trims_heap(model: ModelConfig, training: TrainingConfig, num_ranks: int) -> bool:
     """Return whether a trainer with `num_ranks` ranks on a CPU returns free heap memory to the system."""
     if training.malloc_trim is not None or training.backend != "torch":
         return bool(training.malloc_trim) and training.backend == "torch"

@@ -94,7 +94,7 @@ def engine_ahead(kind: str, num_threads: int | None) -> AbstractContextManager[N
         factory = ENGINES.get(resolve_engine_kind(kind))
     except ConfigError:
         return nullcontext()
-    begun = factory.begun_ahead(num_threads) if isinstance(factory, LazyEngine) else None
+    begun = factory.prestart(num_threads) if isinstance(factory, LazyEngine) else None
     return nullcontext() if begun is None else begun
 
 

@@ -71,9 +71,9 @@ class ModelDescription:
     """Whether the projection to the vocabulary is not tied to the embeddings."""
     norm_width: int = 0
     """The numbers per token that all norms of one layer process, including those of queries and keys."""
-    has_plain_norms: bool = True
+    has_fusable_norms: bool = True
     """Whether norms are probably Llama's: models gated by SiLU do not use norms that add 1 to their weights."""
-    has_plain_gates: bool = True
+    has_fusable_gates: bool = True
     """Whether an MLP is SwiGLU of two matrices."""
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
@@ -268,8 +268,8 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
         expert_parameters=weights.of_experts,
         has_own_projection=weights.has_projection,
         norm_width=sum(norms) or 2 * hidden,
-        has_plain_norms=is_silu,
-        has_plain_gates=is_silu and weights.has_gates,
+        has_fusable_norms=is_silu,
+        has_fusable_gates=is_silu and weights.has_gates,
     )
 
 

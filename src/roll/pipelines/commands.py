@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.callbacks import Callbacks
-from roll.config.history import as_override, differences, edits, read_config, read_origin, value_at
-from roll.config.load import resolved
+from roll.config.history import as_override, differences, read_config, read_origin, user_edits, value_at
+from roll.config.load import dump_config
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, InfraError, UserError
 from roll.pipelines.checkpoint_files import (
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
     """Run a configuration from its first step to its last, in a new run directory."""
     check_packages(config.tracking)
-    with RunDirectory.create(config.run_dir, resolved(config)) as run:
+    with RunDirectory.create(config.run_dir, dump_config(config)) as run:
         try:
             return run_to_end(_train(config, run, None, callbacks=callbacks))
         except UserError:
@@ -73,7 +73,7 @@ def resume(
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
         saved = read_checkpoint(path, pipeline.state) if path else None
-        edited = [as_override(key, value_at(resolved(config), key)) for key, _, _ in edits(run_path)]
+        edited = [as_override(key, value_at(dump_config(config), key)) for key, _, _ in user_edits(run_path)]
         num_steps = pipeline.facts(config, saved.state if saved else RunState()).num_steps
         if _ended(run, saved, num_steps, _changes(run, config)):
             return summarise(run.name, run.path, run.metrics_path)
@@ -87,7 +87,7 @@ def resume(
 
 def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
     """Return the changes of a configuration against that of the run, as overrides; the section `cluster` may differ."""
-    origin, now = read_origin(run.path), resolved(config)
+    origin, now = read_origin(run.path), dump_config(config)
     before = read_config(run.path) if origin is None else origin.config
     changed = (key for key, _, _ in differences(before, now, ""))
     return [as_override(key, value_at(now, key)) for key in changed if not key.startswith("cluster.")]
@@ -164,7 +164,7 @@ async def _train(
                 session = Session(directory=run, tracker=tracker, stop=stop, saved=saved)
                 with stop.cancelling():
                     work = await stack.enter_async_context(pipeline.open(config, session))
-                run.adopt(resolved(config), step, overrides)
+                run.adopt(dump_config(config), step, overrides)
                 await work()
         except (InfraError, CallbackError) as error:
             hit = isinstance(error, InfraError) or isinstance(error.__cause__, KeyboardInterrupt)

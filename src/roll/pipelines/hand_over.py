@@ -39,7 +39,7 @@ def hands_over(config: GeneratingConfig, *, accelerated: bool) -> bool:
     if asked != "auto":
         return asked
     can, ahead = engine_capabilities(config.inference.engine).can_sleep, config.rollout.scheduling.async_ratio > 0
-    return can and accelerated and not ahead and bool(config.trainers_beside("actor_infer"))
+    return can and accelerated and not ahead and bool(config.colocated_trainers("actor_infer"))
 
 
 class SleepingEngines(Protocol):

@@ -20,14 +20,14 @@ from roll.preflight.report import Report
 if TYPE_CHECKING:
     from roll.models import ModelDescription
 
-__all__ = ["compare_memory", "described", "look", "look_at_disk", "look_at_roles"]
+__all__ = ["check_disk", "check_roles", "compare_memory", "describe_role", "run_checks"]
 
 C = TypeVar("C", bound=RunConfig)
 
 
-def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Report:
+def run_checks(report: Report, config: C, *checks: Callable[[Report, C], None]) -> Report:
     """Run checks in turn, and add their problems to the report."""
-    for take in looks:
+    for take in checks:
         try:
             take(report, config)
         except UserError as error:
@@ -36,7 +36,7 @@ def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Repo
     return report
 
 
-def look_at_roles(report: Report, config: RunConfig) -> None:
+def check_roles(report: Report, config: RunConfig) -> None:
     """Check a train back-end of the user's own; add the placement of roles, unless all are in one process."""
     if isinstance(training := getattr(config, "training", None), TrainingConfig):
         check_back_end(training.backend)
@@ -47,7 +47,7 @@ def look_at_roles(report: Report, config: RunConfig) -> None:
         report.placement = place(config.cluster, config.roles, per_node)
 
 
-def described(
+def describe_role(
     report: Report, path: str, whose: str, *, allow_quantized: bool = False, needs_sizes: bool = True
 ) -> ModelDescription | None:
     """Return a model's sizes; add a note if the run has to download it first.
@@ -128,7 +128,7 @@ def _too_little(where: str, needed: int, free: int) -> str:
     )
 
 
-def look_at_disk(report: Report, config: RunConfig) -> None:
+def check_disk(report: Report, config: RunConfig) -> None:
     """Check that the run directory is unused, and that the disk has enough space."""
     run_dir = config.run_dir
     if (run_dir / "config.yaml").exists():

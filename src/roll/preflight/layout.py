@@ -26,7 +26,7 @@ from roll.version import install_extra
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
 
-__all__ = ["look_at_layout", "try_a_step"]
+__all__ = ["check_layout", "try_a_step"]
 
 GIB = 2**30
 SAY_EVERY_S = 10.0
@@ -34,7 +34,7 @@ _PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 """The optional package that each training backend needs."""
 
 
-def look_at_layout(report: Report, config: RunConfig) -> None:
+def check_layout(report: Report, config: RunConfig) -> None:
     """Divide the model over several ranks, add adapters to some linear layers, and find the 8-bit layers, as the run
     would.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roll.training.backend import TorchBackend
     from roll.types import TrainingBatch
 
-__all__ = ["StepTime", "can_be_timed", "step_time"]
+__all__ = ["StepTime", "is_timeable", "step_time"]
 
 FEW, MORE = 1, 8
 """Layers of the two models."""
@@ -54,7 +54,7 @@ class StepTime(NamedTuple):
         return StepTime(*(mine + share * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 
-def can_be_timed(sizes: ModelDescription) -> bool:
+def is_timeable(sizes: ModelDescription) -> bool:
     """Return whether a few layers of the model fit into memory next to everything else."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers

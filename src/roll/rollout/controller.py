@@ -307,7 +307,7 @@ class AsyncController:
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
             kind=self._round.kind,
-            census=self._census if self._config.chooses else None,
+            census=self._census if self._config.selects_rollouts else None,
             staleness=[self.buffer.version - (live.version or 0) for live in taken if live.version is not None],
         )
         for run, _ in pairs:

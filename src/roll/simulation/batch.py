@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from roll.simulation.costs import EngineCosts
 from roll.simulation.requests import Place, SimulatedRequest
-from roll.simulation.stretch import Stretch
+from roll.simulation.stretch import StepSpan
 
 __all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch"]
 
@@ -86,7 +86,7 @@ class ContinuousBatch:
         """Tokens of resident requests after `totals.num_steps` steps."""
         self._context = 0
         """Tokens of decoding requests."""
-        self._stretch: Stretch | None = None
+        self._stretch: StepSpan | None = None
         self._held_until = 0.0
 
     # ---- queries
@@ -142,7 +142,7 @@ class ContinuousBatch:
         self._num_arrived += 1
         self._enqueue(request)
 
-    def leave(self, request: SimulatedRequest, now: float) -> int:
+    def remove(self, request: SimulatedRequest, now: float) -> int:
         """Abort a request; it keeps its slot until the current step is done.
 
         Returns:
@@ -164,7 +164,7 @@ class ContinuousBatch:
         for request in reversed(list(self._resident)):
             self._preempt(request)
 
-    def hold(self, until: float) -> None:
+    def pause_until(self, until: float) -> None:
         """Start no step before time `until`."""
         self._held_until = max(self._held_until, until)
 
@@ -182,13 +182,13 @@ class ContinuousBatch:
         start = max(now, self._held_until)
         if chunks:
             seconds = self.costs.step_s(self._num_decoding, num_prefilled, self._context, pairs, len(chunks))
-            self._stretch = Stretch(start, seconds, 0.0, 1, chunks)
+            self._stretch = StepSpan(start, seconds, 0.0, 1, chunks)
         elif self._num_decoding:
             first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s
             growth = self._num_decoding * self.costs.context_s
             # after a preemption no request could be admitted at this boundary, but one may be at the next
             num_steps = 1 if preempted else self._num_decode_steps()
-            self._stretch = Stretch(start, first, growth, num_steps)
+            self._stretch = StepSpan(start, first, growth, num_steps)
         else:
             return None
         return self._stretch.time_of(self._stretch.num_steps)

@@ -39,7 +39,7 @@ from roll.tracking.reading.rollout_files import as_written, compute, opened, pla
 from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStretch
 
-__all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
+__all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "trace_step_spans"]
 
 PASSES = 4.0
 """Compute of an update in forward passes; as in `SimulatedTrainingConfig`."""
@@ -119,7 +119,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
     """
     with RunDirectory.open(run_path) as run:
         config = load_run_config(run.path)
-        stretches = stretches_of_trace(run.trace_path)
+        stretches = trace_step_spans(run.trace_path)
         if not stretches:
             raise DataError(
                 f"'{run.trace_path}' holds no steps of engines: calibrate on a run with `inference.engine: vllm` and "
@@ -150,7 +150,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
 # ---- reading
 
 
-def stretches_of_trace(path: Path) -> list[EngineStretch]:
+def trace_step_spans(path: Path) -> list[EngineStretch]:
     """Read the engines' stretches from a trace.
 
     Raises:

@@ -135,7 +135,7 @@ class SimulatedEngine:
     def stall(self, duration_s: float) -> None:
         """Begin no step for this long; the current step ends normally."""
         if not self._death:
-            self._batch.hold(self._loop.time() + duration_s)
+            self._batch.pause_until(self._loop.time() + duration_s)
             self._changed()
 
     @property
@@ -306,7 +306,7 @@ class SimulatedEngine:
         if live in self._held:
             self._held.remove(live)
             return 0
-        num_tokens = self._batch.leave(live.inner, self._loop.time())
+        num_tokens = self._batch.remove(live.inner, self._loop.time())
         self._changed()
         return num_tokens
 

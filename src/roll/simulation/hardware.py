@@ -129,12 +129,12 @@ class Model(Section):
         return 2 * self.hidden_size
 
     @property
-    def has_plain_norms(self) -> bool:
+    def has_fusable_norms(self) -> bool:
         """Whether norms are like Llama's."""
         return True
 
     @property
-    def has_plain_gates(self) -> bool:
+    def has_fusable_gates(self) -> bool:
         """Whether gates are like Llama's."""
         return True
 

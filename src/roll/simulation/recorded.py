@@ -24,7 +24,7 @@ from roll.errors import ConfigError
 from roll.pipelines.recording.files import Recording
 from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined
-from roll.simulation.workload import DOMAIN, Workload, key_of, still_to_come
+from roll.simulation.workload import DOMAIN, Workload, key_of, num_remaining_tokens
 from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
 __all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
@@ -100,9 +100,9 @@ class RecordedWorkload(Workload):
         if total is None:
             place = int(request.token_ids[0]) - 1, key_of(request.request_id)
             total = self._any(self._by_draw.get(place[0]) or self._lengths, _LENGTH, *place)
-        return still_to_come(total, request)
+        return num_remaining_tokens(total, request)
 
-    def like(self, draw_id: int, index: int) -> int:
+    def matching_index(self, draw_id: int, index: int) -> int:
         """Return the index of a recorded rollout of the prompt: this one, or a random one if it was not recorded."""
         known = self._indices.get(draw_id, [])
         return index if index in known or not known else self._any(known, _TURNS, draw_id, index)
@@ -114,7 +114,7 @@ class RecordedWorkload(Workload):
             return recorded.duration_s
         return self._any(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
 
-    def is_right(self, rollout: Rollout) -> bool:
+    def is_correct(self, rollout: Rollout) -> bool:
         """Return the recorded verdict, or that of another rollout of the prompt if the rollout was not recorded."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
@@ -122,7 +122,7 @@ class RecordedWorkload(Workload):
             others = (replace(rollout.rollout_id, index=index) for index in indices)
             known = [found for other in others if (found := self.work.rewards.get(other)) is not None]
             if not known:
-                return super().is_right(rollout)
+                return super().is_correct(rollout)
             recorded = self._any(known, _VERDICT, rollout.draw_id, rollout.index)
         return recorded.correct if recorded.correct is not None else recorded.value > 0
 
@@ -159,7 +159,7 @@ class RecordedTurns:
     ) -> Rollout:
         work = self._workload.work
         own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
-        source = replace(own, index=self._workload.like(draw.draw_id, index))
+        source = replace(own, index=self._workload.matching_index(draw.draw_id, index))
         between = work.between.get(source, ())
         said = [np.ones(len(tokens), np.int32) for tokens in between]
         context, position = draw.token_ids, 0

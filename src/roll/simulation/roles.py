@@ -114,7 +114,7 @@ class SimulatedReward:
         if duration:
             async with self._slots:
                 await asyncio.sleep(duration)
-        right = self._workload.is_right(rollout)
+        right = self._workload.is_correct(rollout)
         return RewardResult(value=float(right), correct=right, duration_s=duration)
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from roll.simulation.requests import SimulatedRequest
 
-__all__ = ["Stretch"]
+__all__ = ["StepSpan"]
 
 
 @dataclass(slots=True)
-class Stretch:
+class StepSpan:
     """Steps without a change of the batch; the k-th takes `first_s + k growth_s`."""
 
     start_s: float

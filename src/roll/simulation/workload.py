@@ -15,7 +15,7 @@ from roll.config.simulation import SimulationConfig
 from roll.simulation import draws
 from roll.types import GenerationRequest, IntArray, Prompt, PromptDraw, Rollout
 
-__all__ = ["DOMAIN", "Workload", "key_of", "still_to_come"]
+__all__ = ["DOMAIN", "Workload", "key_of", "num_remaining_tokens"]
 
 DOMAIN = "simulated"
 Key: TypeAlias = int
@@ -55,13 +55,13 @@ class Workload:
         shared = self._uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._uniform(_ANSWER, key_of(request.request_id))
         total = round(self._answer(draws.correlated(shared, own, self._correlation)))
-        return still_to_come(total, request)
+        return num_remaining_tokens(total, request)
 
     def reward_s(self, rollout: Rollout) -> float:
         """Return how long scoring a rollout takes, in seconds."""
         return self._reward(self._uniform(_REWARD, rollout.draw_id, rollout.index))
 
-    def is_right(self, rollout: Rollout) -> bool:
+    def is_correct(self, rollout: Rollout) -> bool:
         """Return whether the rollout solves its prompt; each prompt has its own solve rate."""
         rate = self._solve_rate(self._uniform(_SOLVE_RATE, rollout.draw_id))
         return self._uniform(_VERDICT, rollout.draw_id, rollout.index) < rate
@@ -78,7 +78,7 @@ class Workload:
         return draws.uniform_of(self.seed, *key)
 
 
-def still_to_come(total: int, request: GenerationRequest) -> int:
+def num_remaining_tokens(total: int, request: GenerationRequest) -> int:
     """Return how many of an answer's `total` tokens a request does not have yet; at least 1."""
     tokens = request.token_ids
     if tokens[-1] == 0:

@@ -119,20 +119,20 @@ class RunDirectory:
         from roll.config.history import (
             HISTORY,
             ORIGIN,
-            continued,
             dump_entries,
-            either_way,
+            extend_history,
             read_config,
             read_history,
             read_origin,
+            transition_history,
         )
 
         on_disk, origin, before = read(self.config_path).tree, read_origin(self.path), read_history(self.path)
         current = read_config(self.path) if origin is None else origin.config
-        history = continued(current, before, step, config, overrides)
+        history = extend_history(current, before, step, config, overrides)
         with writing(self.path):
             if config != current:
-                before = either_way(before, history, step)
+                before = transition_history(before, history, step)
                 atomic.write_text(self.path / HISTORY, dump_entries(before))
             if config != on_disk:
                 atomic.write_text(self.config_path, dump(config))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from roll.config.training import closes_heap
+from roll.config.training import trims_heap
 from roll.protocols import StateKind, WeightSource
 from roll.training.adapters import AdapterStates, Progress
 from roll.training.checkpoint.state import load_state, state_of, write_entries
@@ -83,7 +83,7 @@ class TorchBackend(TrainerRank):
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
         self._adapters = AdapterStates(self.masters, self.optimizer, DEFAULT) if spec.model.lora is not None else None
         self._heap: Heap | None = None
-        if self.device.type == "cpu" and closes_heap(spec.model, spec.training, self.ranks.size):
+        if self.device.type == "cpu" and trims_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
             self._heap = close_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
         self._writer = StateWriter(self.ranks)

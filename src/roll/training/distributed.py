@@ -110,7 +110,7 @@ def mesh_sizes(world_size: int, parallel: ParallelConfig) -> MeshSizes:
     Raises:
         PlacementError: the number of ranks cannot be divided this way.
     """
-    if misfit := parallel.misfit(world_size):
+    if misfit := parallel.invalid_layout_reason(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
     dp_shard = world_size // (parallel.pp * parallel.dp_replicate * parallel.ranks_per_micro_batch)
     return MeshSizes(parallel.pp, parallel.dp_replicate, dp_shard, parallel.cp, parallel.tp)

@@ -27,12 +27,12 @@ from roll.config.parallel import ParallelConfig
 from roll.config.passing import (
     FullestStage,
     activation_bytes_per_token,
+    forward_backward_bytes,
     fullest_stage,
     gathered_bytes,
     logit_bytes,
-    pass_bytes,
 )
-from roll.config.training import closes_heap
+from roll.config.training import trims_heap
 from roll.models import describe_model
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.reinforcement.check import further_memory
@@ -408,8 +408,8 @@ def test_config_estimate_a_step_trains_what_is_learnt_from_its_groups(share, per
 
 def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None:
     parts = {"weights": 3000, "activations": 1000, "kernels of products": 800}  # which leave no holes
-    assert heap_bytes(parts, closed=True) == {"heap": 500}
-    assert heap_bytes(parts, closed=False) == {"heap": 400}
+    assert heap_bytes(parts, trimmed=True) == {"heap": 500}
+    assert heap_bytes(parts, trimmed=False) == {"heap": 400}
 
 
 @pytest.mark.parametrize(
@@ -429,7 +429,7 @@ def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_
 )
 def test_config_estimate_heaps_are_closed_where_less_memory_is_asked_for(overrides: list[str], is_closed: bool) -> None:
     config = load_config(QUICKSTART, overrides)
-    assert closes_heap(config.model, config.training, config.num_ranks) is is_closed
+    assert trims_heap(config.model, config.training, config.num_ranks) is is_closed
     parts = dict(memory_of(*overrides)["actor_train"].parts)
     free = parts.pop("heap")
     alive = sum(parts.values()) - parts["kernels of products"]
@@ -476,7 +476,7 @@ def test_config_estimate_stages_of_several_parts_keep_more_micro_batches_in_flig
         config = load_config(QUICKSTART, [])
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": micro_batches, "on_accelerator": True}
-        return pass_bytes(config.model, training, Mixture(num_layers=8), 1000, 4, **places)["activations"]
+        return forward_backward_bytes(config.model, training, Mixture(num_layers=8), 1000, 4, **places)["activations"]
 
     assert kept(pp=4) == kept()
     assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
@@ -539,7 +539,7 @@ def test_config_estimate_gradients_take_the_place_of_activations(
         return training_bytes(config.model, training, sizes, 1000, ranks, **places)
 
     places = {"micro_batches": micro_batches, "on_accelerator": False}
-    passing = pass_bytes(config.model, training, sizes, 1000, ranks, **places)["activations"]
+    passing = forward_backward_bytes(config.model, training, sizes, 1000, ranks, **places)["activations"]
     late = 4 * (sizes.num_parameters - 256 * 192) // ranks if fewer else 0
     assert parts()["activations"] == passing - late
     assert parts(on_accelerator=True)["activations"] >= passing
@@ -630,7 +630,7 @@ def test_config_estimate_a_slice_of_more_tokens_than_there_are_is_all_of_them() 
 
     def passing(tokens: int) -> dict[str, int]:
         training = config.training.model_copy(update={"tiled_mlp_tokens": tokens})
-        return pass_bytes(config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True)
+        return forward_backward_bytes(config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True)
 
     assert passing(5000) == passing(1000)
     assert passing(500)["a layer"] == passing(1000)["a layer"] // 2
@@ -642,7 +642,7 @@ def test_config_estimate_ranks_that_share_a_row_have_a_part_of_its_activations()
     def kept(**parallel: int) -> int:
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": 1, "on_accelerator": True}
-        return pass_bytes(config.model, training, Sizes(), 1000, 4, **places)["activations"]
+        return forward_backward_bytes(config.model, training, Sizes(), 1000, 4, **places)["activations"]
 
     assert kept(cp=2) == kept(tp=2) == kept() // 2
     assert kept(cp=2, tp=2) == kept() // 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from roll.config.given import load_given, with_given
-from roll.config.load import load_config, resolved
+from roll.config.given import load_with_python_objects, with_python_objects
+from roll.config.load import dump_config, load_config
 from roll.errors import ConfigError
 
 BASE = {"name": "run", "model": "tiny", "training": {"num_steps": 4}}
@@ -18,7 +18,7 @@ def score(text, answer, metadata):
 
 
 def load(config=BASE, overrides=(), *, data=None, held_out=None, reward=None):
-    return load_given(config, overrides, data, held_out, reward)
+    return load_with_python_objects(config, overrides, data, held_out, reward)
 
 
 def test_config_python_objects_rows_take_the_place_of_the_sources_and_a_function_that_of_every_reward():
@@ -58,16 +58,16 @@ def test_config_python_objects_a_data_frame_is_its_rows():
 
     config = load(data=pandas.DataFrame(ROWS), held_out=pandas.DataFrame(ROWS), reward=score)
     assert config.data[0].given == (ROWS, ROWS) and config.data[0].answer_key == "answer"
-    assert with_given(config, pandas.DataFrame(ROWS), None, score).data[0].given == (ROWS, None)
+    assert with_python_objects(config, pandas.DataFrame(ROWS), None, score).data[0].given == (ROWS, None)
 
 
 def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again():
     config = load(data=ROWS, reward=score)
-    plain = load_config(resolved(config))
+    plain = load_config(dump_config(config))
     assert plain.data[0].given == (None, None) and plain.data[0].reward[0].given is None
-    again = with_given(plain, ROWS, None, score)
+    again = with_python_objects(plain, ROWS, None, score)
     assert again.data[0].given == (ROWS, None) and again.data[0].reward[0].given is score
-    assert resolved(again) == resolved(config) == resolved(plain)
+    assert dump_config(again) == dump_config(config) == dump_config(plain)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_config_python_objects_what_does_not_fit_is_refused_with_what_to_give(gi
 
 def test_config_python_objects_a_resumed_run_refuses_objects_that_it_has_no_place_for():
     with pytest.raises(ConfigError, match="this run's data are not Python objects: leave it out"):
-        with_given(load_config(ARITHMETIC), ROWS, None, None)
+        with_python_objects(load_config(ARITHMETIC), ROWS, None, None)
     with pytest.raises(ConfigError, match=r"reward= has 1 functions, but the rewards of 'arithmetic' have 0 places"):
-        with_given(load_config(ARITHMETIC), None, None, score)
+        with_python_objects(load_config(ARITHMETIC), None, None, score)
 
 
 SFT = {"name": "run", "pipeline": "sft", "model": "tiny"}
@@ -100,7 +100,7 @@ def test_config_python_objects_examples_need_no_reward():
     config = load(SFT, data=CHATS, held_out=CHATS)
     (entry,) = config.data
     assert (entry.source, entry.given) == ("python", (CHATS, CHATS))
-    again = with_given(load_config(resolved(config)), CHATS, None, None)
+    again = with_python_objects(load_config(dump_config(config)), CHATS, None, None)
     assert again.data[0].given == (CHATS, None)
 
 

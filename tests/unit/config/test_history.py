@@ -13,14 +13,14 @@ from roll.config.history import (
     CONFIG,
     HISTORY,
     config_at,
-    continued,
     differences,
     dump_entries,
-    either_way,
+    extend_history,
     first_recorded,
     read_history,
+    transition_history,
 )
-from roll.config.load import load_config, load_run_config, resolved
+from roll.config.load import dump_config, load_config, load_run_config
 from roll.errors import RunDirectoryError
 from roll.pipelines.recording.configuration import load_replay_config
 from roll.tracking import atomic
@@ -36,14 +36,14 @@ BASE = {
 
 @pytest.fixture
 def run(tmp_path):
-    with RunDirectory.create(tmp_path / "run", resolved(load_config(BASE | {"output_dir": str(tmp_path)}))) as run:
+    with RunDirectory.create(tmp_path / "run", dump_config(load_config(BASE | {"output_dir": str(tmp_path)}))) as run:
         yield run
 
 
 def resume(run: RunDirectory, step: int, *overrides: str):
     """What `roll resume` does with its overrides, from a checkpoint of `step`."""
     config = load_run_config(run.path, overrides)
-    run.adopt(resolved(config), step, overrides)
+    run.adopt(dump_config(config), step, overrides)
     return config
 
 
@@ -63,7 +63,7 @@ def test_config_history_overrides_of_a_resume_are_kept_with_the_step_from_which_
 def test_config_history_every_step_has_the_settings_it_was_trained_with(run):
     resume(run, 10, "training.learning_rate=2e-5")
     resume(run, 20, "training.learning_rate=3e-5", "training.num_steps=500")
-    current, history = resolved(load_config(run.path / CONFIG)), read_history(run.path)
+    current, history = dump_config(load_config(run.path / CONFIG)), read_history(run.path)
     rates = {step: config_at(current, history, step)["training"]["learning_rate"] for step in (1, 10, 11, 20, 21, 99)}
     usual = load_config(BASE).training.learning_rate
     assert rates == {1: usual, 10: usual, 11: 2e-5, 20: 2e-5, 21: 3e-5, 99: 3e-5}
@@ -151,8 +151,8 @@ def test_config_history_undoing_changes_gives_what_was_trained(resumes):
     for step, tree, end in resumes[1:]:
         step = min(step, max(trained, default=0))
         trained = {s: t for s, t in trained.items() if s <= step}
-        whole = continued(current, history, step, tree, ["x=1"])
-        history = whole if end == "whole" else either_way(history, whole, step)
+        whole = extend_history(current, history, step, tree, ["x=1"])
+        history = whole if end == "whole" else transition_history(history, whole, step)
         current = current if end == "no config" else tree
         if end == "whole":
             trained |= dict.fromkeys(range(step + 1, step + 3), tree)
@@ -177,7 +177,7 @@ def test_config_history_a_resume_that_is_killed_between_its_files_leaves_a_true_
         resume(run, 30, f"training.learning_rate={usual}")
     monkeypatch.undo()
     goes_on_with = resume(run, 30).training.learning_rate
-    current, history = resolved(load_config(run.path / CONFIG)), read_history(run.path)
+    current, history = dump_config(load_config(run.path / CONFIG)), read_history(run.path)
     rates = [config_at(current, history, step)["training"]["learning_rate"] for step in (30, 31)]
     assert rates == [usual, goes_on_with]
     assert goes_on_with == (2e-5 if written < 2 else usual)

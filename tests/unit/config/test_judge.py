@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from roll.cluster.devices import place
-from roll.config.load import load_config, resolved
+from roll.config.load import dump_config, load_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError, PlacementError
 
@@ -24,7 +24,7 @@ def test_config_judge_a_name_is_short_for_a_judge_of_one_engine() -> None:
     loaded = config(judge="other")
     assert loaded.judge is not None and loaded.judge.model == "other"
     assert (loaded.num_judges, loaded.judge_devices) == (1, [0])
-    assert load_config(resolved(loaded)) == loaded  # as a resumed run reads it
+    assert load_config(dump_config(loaded)) == loaded  # as a resumed run reads it
     assert config(judge={}).judge is not None and config(judge={"num_engines": 3}).num_judges == 3
 
 

@@ -17,10 +17,10 @@ STAGES = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-3", "trainin
 def test_config_parallel_stages_and_what_divides_a_row_share_their_samples() -> None:
     parallel = ParallelConfig(pp=2, cp=3, tp=2, dp_replicate=5)
     assert (parallel.num_ranks, parallel.share_ranks, parallel.ranks_per_micro_batch) == (60, 12, 6)
-    assert parallel.misfit(120) is None
-    assert parallel.misfit(6) == "6 trainer ranks cannot be divided by training.parallel's pp 2 x dp_replicate 5 x " + (
-        "cp 3 x tp 2"
-    )
+    assert parallel.invalid_layout_reason(120) is None
+    assert parallel.invalid_layout_reason(
+        6
+    ) == "6 trainer ranks cannot be divided by training.parallel's pp 2 x dp_replicate 5 x " + ("cp 3 x tp 2")
 
 
 def test_config_parallel_credit_by_attention_is_refused_with_stages() -> None:

@@ -18,8 +18,8 @@ from roll.config.base import Section, option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.document import dump
 from roll.config.explain import explain
-from roll.config.given import load_given
-from roll.config.load import dump_yaml, load_config, load_run_config, resolved
+from roll.config.given import load_with_python_objects
+from roll.config.load import dump_config, dump_yaml, load_config, load_run_config
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 from roll.config.schema import json_schema
@@ -83,7 +83,7 @@ def test_config_pipelines_it_is_loaded_from_a_file_with_overrides_and_back(tmp_p
 
 
 def test_config_pipelines_its_own_sections_stand_where_a_reader_looks_first() -> None:
-    keys = list(resolved(load_config(BASE)))
+    keys = list(dump_config(load_config(BASE)))
     assert keys[:5] == ["pipeline", "name", "output_dir", "seed", "model"] and keys[5] == "imitation"
     assert keys[6:] == ["checkpoint", "cluster", "tracking", "alarms"]
 
@@ -151,7 +151,7 @@ def test_config_pipelines_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(
     with pytest.raises(ConfigError, match="runs the pipeline toy and has no section `rollout`"):
         load_config(BASE).section("rollout", Section)
     with pytest.raises(ConfigError, match="unknown key 'data'"):
-        load_given(BASE, (), [{"prompt": "p"}], None, "math")
+        load_with_python_objects(BASE, (), [{"prompt": "p"}], None, "math")
 
 
 def test_config_pipelines_a_role_of_its_own_gets_devices_like_any_other() -> None:
@@ -160,7 +160,7 @@ def test_config_pipelines_a_role_of_its_own_gets_devices_like_any_other() -> Non
     seats = place(config.cluster, config.roles, devices_per_node=4).seats
     assert [(seat.node, seat.local_devices) for seat in seats["teacher"]] == [(1, (0, 1)), (1, (2, 3))]
     assert [seat.local_devices for seat in seats["actor_train"]] == [(0,), (1,)]
-    assert resolved(config)["cluster"]["device_mapping"]["teacher"] == [4, 5, 6, 7]
+    assert dump_config(config)["cluster"]["device_mapping"]["teacher"] == [4, 5, 6, 7]
     assert "two for each of its engines" in explain("cluster.device_mapping.teacher", "toy")
     with pytest.raises(PlacementError, match=r"device_mapping\.teacher names device 4, but 1 x 4 devices"):
         place(load_config(BASE | {"cluster": cluster}).cluster, config.roles, devices_per_node=4)

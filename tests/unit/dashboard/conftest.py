@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 from unit.tracking.conftest import make_config, make_group
 
-from roll.config.load import resolved
+from roll.config.load import dump_config
 from roll.dashboard.web import make_app
 from roll.tracking.metrics_file import MetricsFile
 from roll.tracking.rollout_table import write_rollouts
@@ -28,7 +28,7 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
     def make(name: str = "demo", num_steps: int = 3) -> Path:
         config = make_config(tmp_path / "runs").model_copy(update={"name": name})
-        with RunDirectory.create(tmp_path / "runs" / name, resolved(config)) as run:
+        with RunDirectory.create(tmp_path / "runs" / name, dump_config(config)) as run:
             metrics = MetricsFile(run.metrics_path)
             metrics.append(0, "evaluation", {"eval/accuracy": 0.25, "time/evaluate_s": 2.0})
             write_rollouts(run.evaluation_path(0), 0, [make_group(0, (1.0, 0.0))])

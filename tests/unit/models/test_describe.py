@@ -182,7 +182,7 @@ def test_model_describe_norms_are_as_wide_as_all_that_they_take(
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
     found = describe_model(copy)
     assert found.norm_width == 32 + 4 * 8 + 2 * 8 + 8  # heads of queries, of keys, and what all heads share
-    assert (found.has_plain_norms, found.has_plain_gates) == (norms, gates)
+    assert (found.has_fusable_norms, found.has_fusable_gates) == (norms, gates)
 
 
 def test_model_describe_without_a_gate_s_own_matrix_an_mlp_is_another(tiny_model: Path, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_model_describe_without_a_gate_s_own_matrix_an_mlp_is_another(tiny_model
         json.dumps(json.loads((copy / "config.json").read_text()) | {"num_hidden_layers": 1})
     )
     found = describe_model(copy)
-    assert (found.has_plain_norms, found.has_plain_gates, found.norm_width) == (True, False, 2 * 32)
+    assert (found.has_fusable_norms, found.has_fusable_gates, found.norm_width) == (True, False, 2 * 32)
 
 
 MALFORMED = [

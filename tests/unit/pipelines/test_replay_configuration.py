@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.cli.main import run as command
-from roll.config.load import dump_yaml, load_config, resolved
+from roll.config.load import dump_config, dump_yaml, load_config
 from roll.errors import ConfigError, RunDirectoryError
 from roll.pipelines.recording.configuration import check_replayable, load_replay_config
 
@@ -76,15 +76,15 @@ def test_replay_config_what_a_recording_has_decided_cannot_change(
     run = recorded(tmp_path)
     config = load_replay_config(run, [override], only=only)
     with pytest.raises(ConfigError, match=what):
-        check_replayable(config, resolved(load_config(run / "config.yaml")))
+        check_replayable(config, dump_config(load_config(run / "config.yaml")))
 
 
 def test_replay_config_what_makes_the_difference_may_change(tmp_path: Path) -> None:
     run = recorded(tmp_path)
-    before = resolved(load_config(run / "config.yaml"))
+    before = dump_config(load_config(run / "config.yaml"))
     learning = load_replay_config(run, ["algorithm.type=gspo", "training.learning_rate=1e-3"])
     check_replayable(learning, before)
-    assert resolved(learning)["training"] == before["training"] | {"learning_rate": 1e-3}
+    assert dump_config(learning)["training"] == before["training"] | {"learning_rate": 1e-3}
     schedule = ["rollout.scheduling.async_ratio=1.0", "inference.max_num_seqs=7"]
     check_replayable(load_replay_config(run, schedule, only="rollout"), before)
     with pytest.raises(ConfigError, match=r"async_ratio: recorded 0\.0, now 1\.0\n.*max_num_seqs: recorded .*, now 7"):
@@ -94,7 +94,7 @@ def test_replay_config_what_makes_the_difference_may_change(tmp_path: Path) -> N
 @pytest.mark.parametrize(("section", "override"), [("tracking", ""), ("algorithm", "algorithm.type=gspo")])
 def test_replay_config_a_recorded_section_that_is_none_is_named(tmp_path: Path, section: str, override: str) -> None:
     run = recorded(tmp_path)
-    tree = resolved(load_config(run / "config.yaml"))
+    tree = dump_config(load_config(run / "config.yaml"))
     (run / "config.yaml").write_text(json.dumps({**tree, section: 3}))
     with pytest.raises(ConfigError, match=section):
         load_replay_config(run, [override] if override else [])

@@ -216,11 +216,11 @@ def test_resume_compares_the_code_of_rewards_and_of_what_they_import(
 
 
 def test_resume_compares_the_source_of_a_reward_that_was_given(caplog: pytest.LogCaptureFixture) -> None:
-    from roll.config.given import load_given
+    from roll.config.given import load_with_python_objects
 
     def of(function: Any) -> dict[str, str]:
         rows = [{"prompt": "a", "answer": "b"}]
-        loaded = load_given(REWARDED, (), rows, None, function)
+        loaded = load_with_python_objects(REWARDED, (), rows, None, function)
         return fingerprints(loaded, {})
 
     def score(text: str, answer: str, metadata: Any) -> float:

@@ -15,7 +15,7 @@ from unit.simulation.engine_helpers import drive, request, timed
 from unit.simulation.test_costs import CHIP, TOY
 
 from roll.cli.main import run
-from roll.config.load import resolved
+from roll.config.load import dump_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.simulation import load_simulation
 from roll.errors import ConfigError, DataError
@@ -228,7 +228,7 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
         take_steps = staticmethod(log.take)
 
     with (
-        RunDirectory.create(config.run_dir, resolved(config)) as directory,
+        RunDirectory.create(config.run_dir, dump_config(config)) as directory,
         Tracker(directory, config, num_steps=config.training.num_steps) as tracker,
     ):
         for step in (1, 2, 3):

@@ -98,8 +98,8 @@ def test_load_balancing_what_cannot_be_divided_or_kept_even_says_so(tiny_model: 
             check_experts(path, 3)
     with pytest.raises(ValueError, match="deepspeed spreads weights over all ranks"):
         TrainingConfig(num_steps=1, backend="deepspeed", parallel=ParallelConfig(ep=2))
-    assert ParallelConfig(tp=2, ep=4).misfit(8) is None
-    assert "a multiple of 4 can" in str(ParallelConfig(tp=2, ep=4).misfit(6))
+    assert ParallelConfig(tp=2, ep=4).invalid_layout_reason(8) is None
+    assert "a multiple of 4 can" in str(ParallelConfig(tp=2, ep=4).invalid_layout_reason(6))
     for name, setting, reason in (
         ("deepseek-v3", {"router_aux_loss": 0.1}, "router_aux_loss_coef"),
         ("qwen3-moe", {"router_bias_rate": 0.1}, "e_score_correction_bias"),

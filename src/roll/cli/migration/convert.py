@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from roll.cli.migration.rules import Lost, Rule, Values
 from roll.config.document import dump
-from roll.config.load import load_config, resolved
+from roll.config.load import dump_config, load_config
 from roll.config.problems import show
 from roll.errors import ConfigError
 from roll.registry import nearest
@@ -127,7 +127,7 @@ def convert(
     if found := [*problems, *found]:
         raise ConfigError(_refusal(source, found, unread))
     try:
-        full = resolved(load_config(_tree(work.flat)))
+        full = dump_config(load_config(_tree(work.flat)))
     except ConfigError as error:
         raise ConfigError(_refusal(source, [f"this is no run of ROLL: {error}"], unread)) from None
     _leave_defaults_out(work, full)
@@ -202,7 +202,7 @@ def _leave_defaults_out(work: _Work, full: Mapping[str, Any]) -> None:
             continue
         fewer = {other: value for other, value in work.flat.items() if other != key}
         with suppress(ConfigError):
-            if resolved(load_config(_tree(fewer))) == full:
+            if dump_config(load_config(_tree(fewer))) == full:
                 work.flat = fewer
 
 

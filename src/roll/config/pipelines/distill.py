@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from roll.config.base import option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
-from roll.config.distillation import DistillationConfig, Taught
+from roll.config.distillation import DistillationBase, DistillationConfig
 from roll.config.engines import EngineNeed
 from roll.config.online import OnlineConfig
 from roll.config.truncation import distillation_truncation_problem
@@ -32,7 +32,7 @@ class DistillCluster(ClusterConfig):
     device_mapping: DistillDevices = option(DistillDevices(), "Devices of each role.")
 
 
-class DistillConfig(Taught, OnlineConfig):
+class DistillConfig(DistillationBase, OnlineConfig):
     """On-policy distillation (GKD, arXiv 2306.13649): the student answers, a teacher scores every token."""
 
     pipeline: Literal["distill"] = option("distill", "Which pipeline runs.")
@@ -85,11 +85,11 @@ class DistillConfig(Taught, OnlineConfig):
         """Whether the student's loss needs the teachers' whole distributions."""
         return self.distillation.place == "loss"
 
-    def why_without(self, role: str) -> str:
-        """See `RunConfig.why_without`."""
+    def missing_role_message(self, role: str) -> str:
+        """See `RunConfig.missing_role_message`."""
         if role == "teacher":
             return "with distillation.place loss the student's own trainer holds the teachers: remove it"
-        return super().why_without(role)
+        return super().missing_role_message(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:

@@ -7,13 +7,13 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from roll.config.base import option
-from roll.config.distillation import OfflineDistillationConfig, Taught
+from roll.config.distillation import DistillationBase, OfflineDistillationConfig
 from roll.config.supervised import SupervisedConfig
 
 __all__ = ["CONFIG", "DistillOfflineConfig"]
 
 
-class DistillOfflineConfig(Taught, SupervisedConfig):
+class DistillOfflineConfig(DistillationBase, SupervisedConfig):
     """Offline distillation (arXiv 1503.02531): a teacher scores every token of given answers."""
 
     pipeline: Literal["distill_offline"] = option("distill_offline", "Which pipeline runs.")

@@ -43,13 +43,13 @@ class PreferenceOnlineConfig(OnlineConfig):
             )
         return self
 
-    def why_without(self, role: str) -> str:
-        """See `RunConfig.why_without`."""
+    def missing_role_message(self, role: str) -> str:
+        """See `RunConfig.missing_role_message`."""
         if role == "reference":
             if not self.preference.method.uses_reference:
                 return f"preference.type {self.preference.type} needs no reference: remove it"
             return "with model.lora the reference is the policy without its adapters: remove it"
-        return super().why_without(role)
+        return super().missing_role_message(role)
 
     @property
     def starts_reference(self) -> bool:

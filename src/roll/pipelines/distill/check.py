@@ -10,7 +10,7 @@ from roll.models import ModelDescription, find_model
 from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.pipelines.teachers import teacher_paths
-from roll.preflight.inspection import described
+from roll.preflight.inspection import describe_role
 from roll.preflight.report import Report
 
 __all__ = ["inspect"]
@@ -22,7 +22,7 @@ def inspect(config: DistillConfig) -> Report:
 
     def look_at_teachers(report: Report, config: DistillConfig) -> None:
         for teacher in config.teacher:
-            sizes = described(report, teacher.model, "the teacher")
+            sizes = describe_role(report, teacher.model, "the teacher")
             found.extend([sizes] if sizes else [])
         student = find_model(config.model.path)
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):

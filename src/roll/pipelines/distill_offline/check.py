@@ -16,7 +16,7 @@ from roll.pipelines.distill_offline.paths import teachers_of
 from roll.pipelines.supervised.check import Other
 from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report
-from roll.preflight.inspection import described, look
+from roll.preflight.inspection import describe_role, run_checks
 
 __all__ = ["inspect"]
 
@@ -41,7 +41,7 @@ def inspect(config: DistillOfflineConfig) -> Report:
     path = f"roll.pipelines.distill_offline.losses:{loss}"
     report = look_at_examples(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
     report.problems += [problem for problem in problems if problem not in report.problems]
-    look(report, config, _look_at_teachers)
+    run_checks(report, config, _look_at_teachers)
     if not config.trainer_holds_teachers:
         held = f", and takes {_largest(config) / 2**30:.1f} GiB then" if other.passes_before else ""
         report.notes.append(f"the teacher is asked once for each example, before the first step{held}.")
@@ -50,7 +50,7 @@ def inspect(config: DistillOfflineConfig) -> Report:
 
 def _look_at_teachers(report: Report, config: DistillOfflineConfig) -> None:
     for teacher in config.teacher:
-        described(report, teacher.model, "the teacher", needs_sizes=False)
+        describe_role(report, teacher.model, "the teacher", needs_sizes=False)
 
 
 def _size_of(paths: Sequence[str]) -> float:

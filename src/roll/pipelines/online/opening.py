@@ -147,7 +147,7 @@ async def _start(
     """
     session.tracker.keep_tokenizer(prepared.tokenizer)
     hand_over = hands_over(config, accelerated=num_accelerators() > 0)
-    beside = config.trainers_beside("actor_infer") if hand_over else []
+    beside = config.colocated_trainers("actor_infer") if hand_over else []
 
     async def start(role: str, spec: TrainerSpec | Sequence[EngineSpec]) -> Any:
         if not isinstance(spec, TrainerSpec):

@@ -6,7 +6,7 @@ from roll.config.pipelines.preference import PreferenceConfig
 from roll.pipelines.supervised.check import Other
 from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report
-from roll.preflight.inspection import described, look
+from roll.preflight.inspection import describe_role, run_checks
 
 __all__ = ["inspect"]
 
@@ -28,9 +28,9 @@ def inspect(config: PreferenceConfig) -> Report:
     if section.method.uses_reference:
         when = "once for each answer, before the first step" if kept else "in every step"
         report.notes.append(f"the reference is asked {when}.")
-    return look(report, config, _look_at_reference)
+    return run_checks(report, config, _look_at_reference)
 
 
 def _look_at_reference(report: Report, config: PreferenceConfig) -> None:
     if (name := config.preference.reference_model) is not None:
-        described(report, name, "the reference's model", needs_sizes=False)
+        describe_role(report, name, "the reference's model", needs_sizes=False)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from roll.config.load import resolved
+from roll.config.load import dump_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.learning.state import LearningState
@@ -185,7 +185,7 @@ def session_of(config: RLVRConfig, prepared: Prepared, state: LearningState) -> 
         step=state.step,
         started=time.time(),
         version=__version__,
-        config=resolved(config),
+        config=dump_config(config),
         model=model_fingerprint(prepared.model_path),
         tokenizer=tokenizer_fingerprint(prepared.tokenizer),
         stream=state.data,

@@ -11,7 +11,7 @@ from roll.config.reinforcing import ReinforcingConfig
 from roll.config.truncation import truncation_note
 from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory, trainer_memory
 from roll.pipelines.online.check.inspection import inspect_run
-from roll.preflight.inspection import described
+from roll.preflight.inspection import describe_role
 from roll.preflight.report import Report
 
 __all__ = ["further_memory", "inspect"]
@@ -41,7 +41,7 @@ def _look_at_own_functions(report: Report, config: ReinforcingConfig) -> None:
 
 def _look_at_critic(report: Report, config: ReinforcingConfig) -> None:
     if config.algorithm.uses_critic and config.algorithm.critic.model is not None:
-        report.critic = described(report, config.algorithm.critic.model, "the critics' model")
+        report.critic = describe_role(report, config.algorithm.critic.model, "the critics' model")
 
 
 def _look_at_truncation(report: Report, config: ReinforcingConfig) -> None:

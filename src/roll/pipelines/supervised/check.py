@@ -16,23 +16,23 @@ from roll.config.estimate import (
     engine_bytes,
     frozen_bytes,
     heap_bytes,
+    host_memory_roles,
     kernel_bytes,
-    on_host,
     training_bytes,
 )
 from roll.config.passing import element_bytes, logit_bytes
 from roll.config.supervised import SupervisedConfig
-from roll.config.training import closes_heap
+from roll.config.training import trims_heap
 from roll.data.examples import ExampleKind
 from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_roles
-from roll.preflight.layout import look_at_layout
+from roll.preflight.inspection import check_disk, check_roles, compare_memory, describe_role, run_checks
+from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
-from roll.preflight.timing import can_be_timed, step_time
+from roll.preflight.timing import is_timeable, step_time
 from roll.training import Role
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingBatch, TrainingSample
@@ -79,19 +79,19 @@ def inspect(
         other: Cost of models other than the trained one.
         role: Role of the trained model; a reward model scores sequences at their ends.
     """
-    return look(
+    return run_checks(
         Report(config=config, method=method, machine=inspect_machine()),
         config,
-        look_at_roles,
+        check_roles,
         _look_at_model,
-        look_at_layout,
+        check_layout,
         partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),
-        look_at_disk,
+        check_disk,
     )
 
 
 def _look_at_model(report: Report, config: SupervisedConfig) -> None:
-    report.model = described(report, config.model.path, "the model")
+    report.model = describe_role(report, config.model.path, "the model")
 
 
 def _look_at_examples(
@@ -173,10 +173,10 @@ def _estimate_memory(
     if other.paths:
         parts["teachers"] = sum(frozen_bytes(describe_model(path), parallel, ranks, element) for path in other.paths)
     if not on_accelerator:
-        parts |= heap_bytes(parts, closed=closes_heap(config.model, config.training, ranks))
+        parts |= heap_bytes(parts, trimmed=trims_heap(config.model, config.training, ranks))
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]
     if not on_accelerator:
-        report.memory = on_host(report.memory, config)
+        report.memory = host_memory_roles(report.memory, config)
     compare_memory(report)
 
 
@@ -215,7 +215,7 @@ def _estimate_time(
 ) -> None:
     sizes, ranks = report.model, config.roles["actor_train"].count
     assert sizes is not None
-    if ranks > 1 or not can_be_timed(sizes):
+    if ranks > 1 or not is_timeable(sizes):
         report.notes.append("a step's time is not estimated: it would need the devices of the run.")
         return
     usual = min(steps, key=lambda batch: abs(_tokens(config, batch) - fmean(_tokens(config, b) for b in steps)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from roll.preflight.doctor import host, limits, network, software, stores
-from roll.preflight.doctor.finding import Finding, bad
+from roll.preflight.doctor.finding import Finding, problem
 
 __all__ = ["SECTIONS", "examine"]
 
@@ -40,4 +40,6 @@ def _guarded(title: str, findings: Iterable[Finding]) -> Iterator[Finding]:
     try:
         yield from findings
     except Exception as error:  # /proc, /sys and vendors' tools differ between machines
-        yield bad(title.lower(), f"{type(error).__name__}: {error}", "this could not be examined: please report it.")
+        yield problem(
+            title.lower(), f"{type(error).__name__}: {error}", "this could not be examined: please report it."
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Finding", "Verdict", "bad", "fine", "gib", "poor", "render", "worst"]
+__all__ = ["Finding", "Verdict", "gib", "ok", "problem", "render", "warning", "worst"]
 
 Verdict: TypeAlias = Literal["ok", "warning", "problem"]
 _ORDER: tuple[Verdict, ...] = ("ok", "warning", "problem")
@@ -25,17 +25,17 @@ class Finding:
     section: str = ""
 
 
-def fine(name: str, found: str, advice: str = "") -> Finding:
+def ok(name: str, found: str, advice: str = "") -> Finding:
     """Return a finding without a problem; `advice` may name further possibilities."""
     return Finding(name=name, verdict="ok", found=found, advice=advice)
 
 
-def poor(name: str, found: str, advice: str) -> Finding:
+def warning(name: str, found: str, advice: str) -> Finding:
     """Return a warning."""
     return Finding(name=name, verdict="warning", found=found, advice=advice)
 
 
-def bad(name: str, found: str, advice: str) -> Finding:
+def problem(name: str, found: str, advice: str) -> Finding:
     """Return a problem."""
     return Finding(name=name, verdict="problem", found=found, advice=advice)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.preflight.doctor.finding import Finding, bad, fine, gib, poor
+from roll.preflight.doctor.finding import Finding, gib, ok, problem, warning
 from roll.preflight.machine import ASK_TIMEOUT_S, Machine, inspect_machine
 
 __all__ = ["available_cores", "examine"]
@@ -56,10 +56,10 @@ def available_cores() -> float:
 def _system() -> Finding:
     found = f"{platform.system()} {platform.release()}, {platform.machine()}"
     if platform.system() != "Linux":
-        return bad("system", found, "ROLL runs on Linux: use a container, a virtual machine, or WSL 2.")
+        return problem("system", found, "ROLL runs on Linux: use a container, a virtual machine, or WSL 2.")
     if platform.machine() != "x86_64":
-        return poor("system", found, "tested on x86-64 alone: vLLM's CPU build and sandboxes may be missing here.")
-    return fine("system", found)
+        return warning("system", found, "tested on x86-64 alone: vLLM's CPU build and sandboxes may be missing here.")
+    return ok("system", found)
 
 
 def _processor(machine: Machine) -> Finding:
@@ -69,15 +69,15 @@ def _processor(machine: Machine) -> Finding:
     if cores < machine.num_cores:
         threads = max(1, int(cores))
         if os.environ.get("OMP_NUM_THREADS") == str(threads):
-            return fine("processor", found)
-        return poor(
+            return ok("processor", found)
+        return warning(
             "processor",
             found,
             f"a container or a scheduler gives fewer cores than libraries count: export OMP_NUM_THREADS={threads}.",
         )
     if not has and platform.machine() == "x86_64":
-        return poor("processor", found, "matrix products are slow here: train on another processor.")
-    return fine("processor", found)
+        return warning("processor", found, "matrix products are slow here: train on another processor.")
+    return ok("processor", found)
 
 
 def _cpu_flags() -> set[str]:
@@ -91,40 +91,40 @@ def _cpu_flags() -> set[str]:
 def _memory(machine: Machine) -> Finding:
     found = f"{gib(machine.memory_bytes)} free"
     if machine.memory_bytes < ENOUGH_MEMORY:
-        return poor(
+        return warning(
             "memory", found, f"the quickstart wants {gib(ENOUGH_MEMORY)}: end other programs, or see docs/memory.md."
         )
-    return fine("memory", found)
+    return ok("memory", found)
 
 
 def _accelerators(machine: Machine) -> Finding:
     driver, torch = _driver(), _ask_torch()
     if torch is None:
-        return bad("accelerators", "PyTorch cannot be imported", "install it: see `packages` below.")
+        return problem("accelerators", "PyTorch cannot be imported", "install it: see `packages` below.")
     if machine.accelerator_bytes:
         devices = [
             f"{name} ({gib(free)} free)" for name, free in zip(torch["names"], machine.accelerator_bytes, strict=False)
         ]
-        return fine("accelerators", f"{len(devices)}: {', '.join(devices)}" + (f"; driver {driver}" if driver else ""))
+        return ok("accelerators", f"{len(devices)}: {', '.join(devices)}" + (f"; driver {driver}" if driver else ""))
     hidden = next((name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in os.environ), None)
     if driver and not torch["built_for"]:
-        return poor(
+        return warning(
             "accelerators",
             f"a driver ({driver}), but this PyTorch is built for the CPU",
             "install a CUDA build of PyTorch, with the index address from its installation page.",
         )
     if driver and hidden:
-        return poor(
+        return warning(
             "accelerators", f"a driver ({driver}), and {hidden}={os.environ[hidden]!r}", f"unset {hidden} to use them."
         )
     if driver:
         said = torch["said"][0].splitlines()[0] if torch["said"] else "PyTorch finds none"
-        return bad(
+        return problem(
             "accelerators",
             f"a driver ({driver}), but {said}",
             f"PyTorch is built for CUDA {torch['built_for']}: update the driver, or install a build for an older CUDA.",
         )
-    return fine("accelerators", "none: runs use the CPU")
+    return ok("accelerators", "none: runs use the CPU")
 
 
 def _driver() -> str:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from roll.preflight.doctor.finding import Finding, bad, fine, gib, poor
+from roll.preflight.doctor.finding import Finding, gib, ok, problem, warning
 from roll.preflight.doctor.host import available_cores
 
 __all__ = ["examine"]
@@ -41,15 +41,15 @@ def _shared_memory() -> Finding:
     try:
         use = shutil.disk_usage(SHARED_MEMORY)
     except OSError as error:
-        return bad(name, f"{SHARED_MEMORY}: {error.strerror}", "mount a tmpfs there: Ray and NCCL need it.")
+        return problem(name, f"{SHARED_MEMORY}: {error.strerror}", "mount a tmpfs there: Ray and NCCL need it.")
     found = f"{SHARED_MEMORY}: {gib(use.free)} of {gib(use.total)} free"
     if use.free >= ENOUGH_SHARED_MEMORY:
-        return fine(name, found)
+        return ok(name, found)
     advice = (
         "Ray and NCCL keep data there: give a container `--shm-size=16g` (Kubernetes: an emptyDir of medium Memory), "
         f"or `mount -o remount,size=16G {SHARED_MEMORY}`."
     )
-    return poor(name, found, advice)
+    return warning(name, found, advice)
 
 
 def _shown(limit: int) -> str:
@@ -64,12 +64,12 @@ def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_shown(soft)} (up to {_shown(hard)})"
     if _enough(soft, ENOUGH_FILES):
-        return fine("open files", found)
+        return ok("open files", found)
     if _enough(hard, ENOUGH_FILES):
         advice = f"many engines or Ray actors need more: ulimit -n {min(hard, 65536) if hard > 0 else 65536}."
     else:
         advice = "raise `nofile` in /etc/security/limits.conf, or give a container `--ulimit nofile=65536`."
-    return poor("open files", found, advice)
+    return warning("open files", found, advice)
 
 
 def _processes() -> Finding:
@@ -80,28 +80,28 @@ def _processes() -> Finding:
         in_group = None
     found = f"{_shown(soft)} (up to {_shown(hard)})" + (f", {in_group:,} in this control group" if in_group else "")
     if in_group is not None and in_group < ENOUGH_PROCESSES:
-        return poor("processes", found, "threads count: give a container `--pids-limit=-1`, or raise TasksMax.")
+        return warning("processes", found, "threads count: give a container `--pids-limit=-1`, or raise TasksMax.")
     if not _enough(soft, ENOUGH_PROCESSES):
-        return poor("processes", found, "threads count: ulimit -u 65536, or raise `nproc` in limits.conf.")
-    return fine("processes", found)
+        return warning("processes", found, "threads count: ulimit -u 65536, or raise `nproc` in limits.conf.")
+    return ok("processes", found)
 
 
 def _overcommit() -> Finding:
     mode = _OVERCOMMIT.read_text().strip() if _OVERCOMMIT.is_file() else "0"
     if mode == "2":
-        return poor(
+        return warning(
             "overcommit",
             "vm.overcommit_memory=2",
             "forks of a large process are refused then: sysctl vm.overcommit_memory=0.",
         )
-    return fine("overcommit", f"vm.overcommit_memory={mode}")
+    return ok("overcommit", f"vm.overcommit_memory={mode}")
 
 
 def _locked_memory() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY:
-        return fine("locked memory", "unlimited")
-    return poor("locked memory", gib(soft), "InfiniBand registers memory: ulimit -l unlimited.")
+        return ok("locked memory", "unlimited")
+    return warning("locked memory", gib(soft), "InfiniBand registers memory: ulimit -l unlimited.")
 
 
 def _threads() -> Finding:
@@ -110,9 +110,9 @@ def _threads() -> Finding:
     number, policy = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("OMP_WAIT_POLICY", "passive")
     found = f"OMP_NUM_THREADS {number or 'not set'}, OMP_WAIT_POLICY={policy}"
     if policy.lower() != "passive":
-        return poor("threads", found, "threads that spin take the engine's cores: unset OMP_WAIT_POLICY.")
+        return warning("threads", found, "threads that spin take the engine's cores: unset OMP_WAIT_POLICY.")
     if number.isdigit() and int(number) > cores:
-        return poor("threads", found, f"more threads than the {cores} cores here: unset OMP_NUM_THREADS.")
+        return warning("threads", found, f"more threads than the {cores} cores here: unset OMP_NUM_THREADS.")
     if number.isdigit() and int(number) < cores:
-        return poor("threads", found, f"{cores} cores are here, and libraries use {number}: unset OMP_NUM_THREADS.")
-    return fine("threads", found)
+        return warning("threads", found, f"{cores} cores are here, and libraries use {number}: unset OMP_NUM_THREADS.")
+    return ok("threads", found)

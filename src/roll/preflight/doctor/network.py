@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.errors import ConfigError
-from roll.preflight.doctor.finding import Finding, bad, fine, poor
+from roll.preflight.doctor.finding import Finding, ok, problem, warning
 from roll.preflight.doctor.software import versions
 
 __all__ = ["answer_peers", "examine", "reach"]
@@ -46,17 +46,17 @@ def _name() -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        return poor(
+        return warning(
             "host name",
             f"'{name}' has no address",
             "add it to DNS or /etc/hosts, or tell Ray --node-ip-address.",
         )
     if not address.startswith("127."):
-        return fine("host name", f"{name}, {address}")
+        return ok("host name", f"{name}, {address}")
     found = f"{name}, {address}: no other node reaches that"
     if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1:
-        return poor("host name", found, "give Ray the address that others see: ray start --node-ip-address=…")
-    return fine("host name", found)
+        return warning("host name", found, "give Ray the address that others see: ray start --node-ip-address=…")
+    return ok("host name", found)
 
 
 def _interface(variable: str, value: str) -> Finding:
@@ -65,8 +65,10 @@ def _interface(variable: str, value: str) -> Finding:
     known = sorted(psutil.net_if_addrs())
     asked = [name.removeprefix("=") for name in value.removeprefix("^").split(",")]
     if value.startswith("^") or any(there.startswith(name) for name in asked for there in known):
-        return fine(variable, value)
-    return bad(variable, f"'{value}' is no interface of this node", f"choose one of {', '.join(known)}, or unset it.")
+        return ok(variable, value)
+    return problem(
+        variable, f"'{value}' is no interface of this node", f"choose one of {', '.join(known)}, or unset it."
+    )
 
 
 def _ray() -> Finding:
@@ -75,14 +77,14 @@ def _ray() -> Finding:
     if not address and _CURRENT_CLUSTER.is_file():
         address = _CURRENT_CLUSTER.read_text().strip()
     if not address or address in ("auto", "local"):
-        return fine("ray cluster", "none here: `cluster.type: ray` starts a private one, or joins `cluster.address`")
+        return ok("ray cluster", "none here: `cluster.type: ray` starts a private one, or joins `cluster.address`")
     plain = address.partition("://")[2] or address
     host, _, port = plain.partition(":")
     error = _refusal(host, int(port) if port.isdigit() else RAY_PORT)
     if error is None:
-        return fine("ray cluster", f"{address} answers")
+        return ok("ray cluster", f"{address} answers")
     stale = not os.environ.get("RAY_ADDRESS")
-    return poor(
+    return warning(
         "ray cluster",
         f"{address}: {error}",
         "`ray stop` forgets it, or start its head again." if stale else "start its head, or unset RAY_ADDRESS.",
@@ -95,13 +97,13 @@ def _token() -> Finding:
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "") or Path.home() / ".ray" / "auth_token")
     known = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
     if mode == "token" and not known:
-        return bad(name, "RAY_AUTH_MODE=token, and no token", "set RAY_AUTH_TOKEN to that of the cluster.")
+        return problem(name, "RAY_AUTH_MODE=token, and no token", "set RAY_AUTH_TOKEN to that of the cluster.")
     if mode:
-        return fine(name, f"RAY_AUTH_MODE={mode}")
+        return ok(name, f"RAY_AUTH_MODE={mode}")
     if known:
         advice = "other nodes and `roll` need RAY_AUTH_MODE=token and that token in RAY_AUTH_TOKEN."
-        return fine(name, f"{file} is there: `ray start --head` asks for it", advice)
-    return fine(name, "none: whoever reaches a cluster's ports can use it")
+        return ok(name, f"{file} is there: `ray start --head` asks for it", advice)
+    return ok(name, "none: whoever reaches a cluster's ports can use it")
 
 
 def _refusal(host: str, port: int) -> str | None:
@@ -126,17 +128,17 @@ def reach(peer: str) -> Iterator[Finding]:
     try:
         connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
     except ConnectionRefusedError:
-        yield poor(
+        yield warning(
             peer,
             "the host answers, and nothing listens on this port",
             f"start a listener there: `roll doctor --listen {port}`.",
         )
         return
     except socket.gaierror as error:
-        yield bad(peer, f"the name has no address ({error.strerror})", "add it to DNS or /etc/hosts.")
+        yield problem(peer, f"the name has no address ({error.strerror})", "add it to DNS or /etc/hosts.")
         return
     except OSError as error:
-        yield bad(
+        yield problem(
             peer,
             f"no answer within {CONNECT_S:g} s ({error.strerror or error})",
             f"let TCP through to port {port}: firewall, security group, or a network policy (docs/operations).",
@@ -144,7 +146,7 @@ def reach(peer: str) -> Iterator[Finding]:
         return
     milliseconds = 1000 * (time.perf_counter() - began)
     with closing(connection):
-        yield fine(peer, f"connected in {milliseconds:.1f} ms")
+        yield ok(peer, f"connected in {milliseconds:.1f} ms")
         yield from _heard(peer, connection)
 
 
@@ -155,15 +157,15 @@ def _heard(peer: str, connection: socket.socket) -> Iterator[Finding]:
             theirs: dict[str, Any] = json.loads(stream.readline(4096))
             theirs_versions, clock = dict(theirs["versions"]), float(theirs["time"])
         except (OSError, ValueError, KeyError, TypeError):
-            yield fine(f"{peer} versions", "unknown: no `roll doctor --listen` there")
+            yield ok(f"{peer} versions", "unknown: no `roll doctor --listen` there")
             return
         yield _compared(f"{peer} versions", theirs_versions)
         apart = abs(time.time() - clock)
         name = f"{peer} clock"
         if apart > CLOCKS_APART_S:
-            yield poor(name, f"{apart:.0f} s apart", "logs and traces of nodes do not line up: run an NTP client.")
+            yield warning(name, f"{apart:.0f} s apart", "logs and traces of nodes do not line up: run an NTP client.")
         else:
-            yield fine(name, f"{apart:.1f} s apart")
+            yield ok(name, f"{apart:.1f} s apart")
         began, received = time.perf_counter(), 0
         try:
             while received < PAYLOAD_BYTES and (part := stream.read(2**20)):
@@ -173,11 +175,11 @@ def _heard(peer: str, connection: socket.socket) -> Iterator[Finding]:
         rate = received / max(time.perf_counter() - began, 1e-9)
     found = f"{rate / 1e6:,.0f} MB/s over one connection ({received / 2**20:.0f} MiB)"
     if received < PAYLOAD_BYTES:
-        yield bad(f"{peer} bandwidth", found, "the connection broke off: look for a proxy, or an MTU that differs.")
+        yield problem(f"{peer} bandwidth", found, "the connection broke off: look for a proxy, or an MTU that differs.")
     elif rate < SLOW_BYTES_PER_S:
-        yield poor(f"{peer} bandwidth", found, "weight syncs take long: choose a faster interface.")
+        yield warning(f"{peer} bandwidth", found, "weight syncs take long: choose a faster interface.")
     else:
-        yield fine(f"{peer} bandwidth", found)
+        yield ok(f"{peer} bandwidth", found)
 
 
 def _compared(name: str, theirs: dict[str, str]) -> Finding:
@@ -187,8 +189,8 @@ def _compared(name: str, theirs: dict[str, str]) -> Finding:
         if theirs.get(package, "") != here
     ]
     if differ:
-        return bad(name, ", ".join(differ), "install the same on every node, or use one container image.")
-    return fine(name, "the same as here")
+        return problem(name, ", ".join(differ), "install the same on every node, or use one container image.")
+    return ok(name, "the same as here")
 
 
 def answer_peers(port: int, *, seconds: float, most: int | None = None, say: Callable[[str], object] = print) -> int:

@@ -14,7 +14,7 @@ from itertools import starmap
 from packaging.requirements import Requirement
 
 from roll.inference import ENGINES, LazyEngine, resolve_engine_kind
-from roll.preflight.doctor.finding import Finding, bad, fine, poor
+from roll.preflight.doctor.finding import Finding, ok, problem, warning
 from roll.version import DISTRIBUTION, __version__, install_extra
 from roll_sandbox import RollSandboxError, Runtime
 
@@ -41,8 +41,8 @@ def versions() -> dict[str, str]:
 
 def examine() -> Iterator[Finding]:
     """Yield the findings of this section."""
-    yield fine("python", f"{platform.python_version()}, {sys.prefix}")
-    yield fine(DISTRIBUTION, __version__)
+    yield ok("python", f"{platform.python_version()}, {sys.prefix}")
+    yield ok(DISTRIBUTION, __version__)
     yield _packages()
     yield _engine()
     yield from starmap(_optional, _OPTIONAL)
@@ -61,15 +61,15 @@ def _packages() -> Finding:
     try:
         written = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return poor("packages", f"{DISTRIBUTION} is not installed: its source tree is used", "pip install -e .")
+        return warning("packages", f"{DISTRIBUTION} is not installed: its source tree is used", "pip install -e .")
     needed = map(Requirement, written)
     required = [each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
     wrong = [each for each in required if not _suits(each)]
     if not wrong:
-        return fine("packages", f"all {len(required)} as required; torch {_version('torch')}")
+        return ok("packages", f"all {len(required)} as required; torch {_version('torch')}")
     shown = ", ".join(f"{each.name} {_version(each.name) or 'missing'} (wants {each.specifier})" for each in wrong)
     install = " ".join(f"'{each.name}{each.specifier}'" for each in wrong)
-    return bad("packages", shown, f"pip install {install}")
+    return problem("packages", shown, f"pip install {install}")
 
 
 def _suits(requirement: Requirement) -> bool:
@@ -84,35 +84,37 @@ def _engine() -> Finding:
     also = f"; installed packages bring {', '.join(others)}" if others else ""
     faster = list(ENGINES.built_in[: ENGINES.built_in.index(kind)])
     hint = f"{faster[0]} generates faster: {install_extra(faster[0])}" if faster else ""
-    return fine("engine", (version or f"{kind}, which is built in") + also, hint)
+    return ok("engine", (version or f"{kind}, which is built in") + also, hint)
 
 
 def _optional(distribution: str, name: str, purpose: str) -> Finding:
     found = _version(distribution)
-    return fine(distribution, found or f"not installed; {purpose} wants it: {install_extra(name)}")
+    return ok(distribution, found or f"not installed; {purpose} wants it: {install_extra(name)}")
 
 
 def _compiler() -> Finding:
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:
-        return poor("compiler", "none", "training on a CPU is slower without: install gcc, and python3-dev for vLLM.")
-    return fine("compiler", found)
+        return warning(
+            "compiler", "none", "training on a CPU is slower without: install gcc, and python3-dev for vLLM."
+        )
+    return ok("compiler", found)
 
 
 def _sandboxes() -> Iterator[Finding]:
     from roll_sandbox.bubblewrap import BubblewrapRuntime
     from roll_sandbox.docker import DockerRuntime
 
-    problem = asyncio.run(_trial(BubblewrapRuntime()))
-    if problem:
-        yield poor("sandbox", "bubblewrap starts none; code rewards need one", problem)
+    reason = asyncio.run(_trial(BubblewrapRuntime()))
+    if reason:
+        yield warning("sandbox", "bubblewrap starts none; code rewards need one", reason)
     else:
-        yield fine("sandbox", "bubblewrap starts one")
+        yield ok("sandbox", "bubblewrap starts one")
     if importlib.util.find_spec("docker") is None:
-        yield fine("docker", f"not installed; `sandbox.runtime: docker` wants it: {install_extra('docker')}")
+        yield ok("docker", f"not installed; `sandbox.runtime: docker` wants it: {install_extra('docker')}")
         return
-    problem = asyncio.run(_trial(DockerRuntime()))
-    yield fine("docker", "an engine answers" if not problem else f"the SDK is installed, and {problem}")
+    reason = asyncio.run(_trial(DockerRuntime()))
+    yield ok("docker", "an engine answers" if not reason else f"the SDK is installed, and {reason}")
 
 
 async def _trial(runtime: Runtime) -> str:

