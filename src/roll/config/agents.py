@@ -35,7 +35,7 @@ class AgentConfig(Section):
     )
     command: list[str] | None = option(
         None,
-        "A program and its arguments, in place of `function`. Its standard input has the task as plain text, and its "
+        "A program and its arguments, instead of `function`. Its standard input has the task as plain text, and its "
         "environment the address and key (`OPENAI_BASE_URL`, `OPENAI_API_KEY` and Anthropic's). What it prints is its "
         "answer.",
         examples=[["python", "my_agent.py"]],
@@ -51,7 +51,7 @@ class AgentConfig(Section):
     )
     answer_file: str | None = option(
         None,
-        "File that holds the answer when `command` has ended, in place of what it prints: a path in its directory. "
+        "File that holds the answer when `command` has ended, instead of what it prints: a path in its directory. "
         "Where there is no such file, the answer is empty.",
         examples=["answer.txt"],
         min_length=1,

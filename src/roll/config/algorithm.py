@@ -53,7 +53,7 @@ class AlgorithmConfig(Section):
     imitation: ImitationConfig = option(ImitationConfig(), "Demonstrations, imitated beside the policy's rollouts.")
     loss: str | None = path_option(
         None,
-        "Your own loss in place of ratio, gate, KL, entropy and correction: `package.module:function`, "
+        "Your own loss instead of ratio, gate, KL, entropy and correction: `package.module:function`, "
         "`path/to/file.py:function`, or a name that an installed package gives (entry points `roll.losses`).",
         examples=["examples/algorithms/my_loss.py:loss"],
         pattern=EXTENSION,

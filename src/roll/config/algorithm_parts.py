@@ -73,7 +73,7 @@ class AdvantageConfig(Section):
     clip: float | None = option(None, "Finally clip to ± this.", gt=0)
     function: str | None = path_option(
         None,
-        "Your own estimator in place of all of the above: `package.module:function` or `path/to/file.py:function`.",
+        "Your own estimator instead of all of the above: `package.module:function` or `path/to/file.py:function`.",
         examples=["examples/algorithms/median_baseline.py:advantages"],
         pattern=FUNCTION,
     )
@@ -174,7 +174,7 @@ class FilterConfig(Section):
     refill: bool = option(
         False, "Draw more prompts until prompts_per_step groups pass the filters (dynamic sampling, DAPO)."
     )
-    max_refills: int = option(3, "Groups drawn in place of others, at most, as a multiple of prompts_per_step.", ge=1)
+    max_refills: int = option(3, "Groups drawn instead of others, at most, as a multiple of prompts_per_step.", ge=1)
 
     @property
     def leaves_groups_out(self) -> bool:
@@ -234,7 +234,7 @@ class CriticConfig(Section):
     num_epochs: int = option(1, "Passes over each batch.", ge=1)
     shared: bool = option(
         False,
-        "One value head on the policy's own network in place of a model of its own: it learns in the policy's updates.",
+        "One value head on the policy's own network instead of a model of its own: it learns in the policy's updates.",
     )
     coefficient: float = option(
         0.1, "`shared`: weight of the value loss beside the policy's; both move the one network.", gt=0

@@ -129,7 +129,7 @@ class EmpiricalDistribution(Section):
 
     type: Literal["empirical"] = option("empirical", "The kind.")
     values: list[float] = option([], "The values.")
-    file: str | None = path_option(None, "A text file with one value on each line, in place of `values`.")
+    file: str | None = path_option(None, "A text file with one value on each line, instead of `values`.")
 
     @model_validator(mode="after")
     def _one_of(self) -> EmpiricalDistribution:

@@ -75,7 +75,7 @@ class ExampleColumns(ConversationColumns, _Examples):
     )
     input_key: str | None = option("input", "Column with what the instruction is about.")
     output_key: str | None = option("output", "Column with the answer to the instruction.")
-    text_key: str | None = option("text", "Column with plain text, every token of which is learnt.")
+    text_key: str | None = option("text", "Column with plain text, every token of which is trained.")
     label_key: str = option("label", "Column that says whether an answer is wanted: true or false, 1 or 0.")
     margin_key: str | None = option(
         "margin", "Column that says by how much the preferred answer is better; optional in a row."

@@ -50,14 +50,14 @@ class RolloutConfig(Section):
     )
     loop: str | None = path_option(
         None,
-        "Your own coroutine to make one rollout, in place of ROLL's: `package.module:function`, or "
+        "Your own coroutine to make one rollout, instead of ROLL's: `package.module:function`, or "
         "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
         pattern=FUNCTION,
     )
     agent: AgentConfig | None = option(
         None,
-        "An agent program that makes every rollout, in place of ROLL's loop.",
+        "An agent program that makes every rollout, instead of ROLL's loop.",
         examples=[{"function": "examples/agents/with_openai.py:agent"}],
     )
     episodes: EpisodesConfig = option(EpisodesConfig(), "How conversations with an environment are held.")

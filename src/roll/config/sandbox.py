@@ -17,7 +17,7 @@ class SandboxConfig(Section):
 
     runtime: Literal["bubblewrap", "docker", "subprocess"] = option(
         "bubblewrap",
-        "What isolates programs. `subprocess` isolates nothing and needs `trust_programs`; it is for development.",
+        "Isolation of programs. `subprocess` isolates nothing and needs `trust_programs`; it is for development.",
     )
     trust_programs: bool = option(
         False, "Whether programs that the model writes may do all that you may; only for the runtime `subprocess`."
@@ -27,16 +27,18 @@ class SandboxConfig(Section):
         "Image whose programs sandboxes have: of the Docker engine, or of `roll sandbox image`.",
         examples=["python:3.11-slim"],
     )
-    max_parallel: int | None = option(None, "Answers that run at once; one per CPU core by default.", ge=1)
+    max_parallel: int | None = option(
+        None, "Maximum number of answers that run at once; by default one per CPU core.", ge=1
+    )
     warm: int | None = option(
-        None, "Started sandboxes to keep ready, of each kind; as many as run at once by default.", ge=0
+        None, "Number of started sandboxes of each kind to keep ready; by default `max_parallel`.", ge=0
     )
     memory_bytes: int = option(512 * 2**20, "Memory of one sandbox, its files included.", unit="bytes", ge=2**25)
     disk_bytes: int = option(64 * 2**20, "All files of one program together.", unit="bytes", ge=2**20)
     max_processes: int = option(64, "Processes and threads of one sandbox.", ge=8)
     preload: list[str] = option(
         ["bisect", "collections", "copy", "functools", "heapq", "itertools", "json", "math", "re", "string", "typing"],
-        "Python modules that programs find imported already.",
+        "Python modules that are imported before a program starts.",
     )
     packages: list[str] | None = option(
         None,
@@ -47,7 +49,7 @@ class SandboxConfig(Section):
 
     url: str | None = option(
         None,
-        "Have a service (`roll sandbox serve`) run them instead of this machine, and isolate them as it does.",
+        "URL of a sandbox service (`roll sandbox serve`) that runs programs instead of this machine.",
         examples=["https://sandboxes.example:8741"],
     )
     token_env: str = option(
@@ -56,11 +58,11 @@ class SandboxConfig(Section):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
     )
     ca_file: str | None = path_option(
-        None, "Certificates, in PEM, that the service's is checked with; by default the system's.", min_length=1
+        None, "CA certificates (PEM) that verify the service; by default the system's.", min_length=1
     )
     reconnect_timeout_s: float = option(
         60.0,
-        "How long a service may be away, or the owner of the token have too much of it, before programs count as lost.",
+        "Time to wait for a service that does not answer, or for the token's quota, before programs count as lost.",
         unit="s",
         gt=0,
     )

@@ -74,7 +74,7 @@ class SchedulingConfig(Section):
     )
     early_stop_groups: bool = option(
         True,
-        "Stop a group as soon as no outcome of its running rollouts could let it pass the filters; needs "
+        "Early stopping: abort a group as soon as no outcome of its running rollouts can pass the filters. Needs "
         "`reward_range`.",
     )
     reward_range: Annotated[tuple[float, float], Strict(False)] | None = option(

@@ -67,7 +67,7 @@ class SimulatedEngineConfig(Section):
         None, "Requests share whole blocks of so many prompt tokens, so that they are prefilled once.", ge=1
     )
     step_s: float | None = option(
-        None, "Every step takes this long, whatever it does, in place of the device's roofline.", unit="seconds", gt=0
+        None, "Every step takes this long, whatever it does, instead of the device's roofline.", unit="seconds", gt=0
     )
     restart_s: float = option(60.0, "To replace an engine that died.", unit="seconds", ge=0)
 
@@ -113,7 +113,7 @@ class SimulatedTrainingConfig(Section):
         4.0, "Forward passes' worth of arithmetic per token: an update is 3, log-probs are 1 each.", ge=0
     )
     efficiency: float | None = option(
-        None, "Share of the device's peak that training reaches, in place of the device's own.", gt=0, le=1
+        None, "Share of the device's peak that training reaches, instead of the device's own.", gt=0, le=1
     )
     overhead_s: float = option(1.0, "Of every update.", unit="seconds", ge=0)
     num_updates: int = option(
@@ -122,9 +122,9 @@ class SimulatedTrainingConfig(Section):
         "are then those of one update, and the last one's rollouts are this many policy versions old, less one.",
         ge=1,
     )
-    duration: DistributionConfig | None = option(None, "Of an update in seconds, in place of the arithmetic.")
+    duration: DistributionConfig | None = option(None, "Of an update in seconds, instead of the arithmetic.")
     sync_s: float | None = option(
-        None, "Of a weight sync, in place of what weights and interconnect say.", unit="seconds", ge=0
+        None, "Of a weight sync, instead of what weights and interconnect say.", unit="seconds", ge=0
     )
     quantization: Quantization = option("none", "As `inference.quantization` of a run: what a weight sync sends.")
     share_prefix: bool = option(

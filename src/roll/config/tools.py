@@ -81,7 +81,7 @@ class McpTool(_Tool):
 
     tool: Literal["mcp"] = option(..., "Name of this kind of tools.")
     command: list[str] = option([], "A program and its arguments: a server that is started for every episode.")
-    url: str | None = option(None, "Of a server that runs already, in place of `command`.", pattern=r"^https?://")
+    url: str | None = option(None, "Of a server that runs already, instead of `command`.", pattern=r"^https?://")
     env: dict[str, str] = option({}, "Environment variables for the command.")
     only: list[str] | None = option(None, "Names of the tools to offer; all without.", min_length=1)
     connect_time_limit_s: float = option(30.0, "Connecting and listing the tools may take this long.", unit="s", gt=0)

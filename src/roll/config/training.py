@@ -61,7 +61,7 @@ class TrainingConfig(Section):
     optimizer: Literal["adamw", "adamw_8bit"] = option(
         "adamw",
         "`adamw_8bit` keeps AdamW's moments of matrices in 8 bits, block by block (arXiv 2110.02861): 2 bytes a weight "
-        "in place of 8.",
+        "instead of 8.",
     )
     learning_rate: float = option(1e-6, "Peak learning rate of AdamW.", gt=0)
     schedule: Literal["constant", "linear", "cosine"] = option(
@@ -108,27 +108,27 @@ class TrainingConfig(Section):
     )
     tiled_mlp_tokens: int | None = option(
         None,
-        "Compute MLPs over so many tokens at a time, and again in the backward pass: of a layer's MLP only the input "
-        "is kept. For long texts, also beside activation_checkpointing.",
+        "Tiled MLP: compute MLPs over this many tokens at a time and recompute them in the backward pass, so that only "
+        "the input of a layer's MLP is stored. For long sequences, also with activation_checkpointing.",
         unit="tokens",
         ge=1,
     )
     offload_optimizer: bool = option(
         False,
-        "Keep master weights, AdamW's moments and summed gradients in main memory, and update there: the device holds "
-        "weights alone. Costs a host's AdamW, and the way of gradients and new weights. The back-end `torch`.",
+        "Offload master weights, AdamW's moments and accumulated gradients to host memory, and run AdamW on the CPU: "
+        "the device holds only the weights. Costs the CPU's update and the transfers. Back-end `torch`.",
     )
     offload_activations: bool = option(
         False,
-        "Keep what a forward pass saves for its backward pass in main memory. Cheapest beside "
-        "activation_checkpointing: then only the inputs of layers travel. The back-end `torch`.",
+        "Offload activations that the forward pass saves to host memory. Cheapest with activation_checkpointing, "
+        "because then only the inputs of layers are transferred. Back-end `torch`.",
     )
     malloc_trim: bool | None = option(
         None,
-        "On a CPU, give back what lies free between tensors as soon as it is more than an eighth of what is alive; "
-        "without it, as much again as a pass keeps may lie free. Costs up to a seventh of a step. By default where "
-        "another setting takes less memory (activation_checkpointing, tiled_mlp_tokens, adamw_8bit, nf4), and where "
-        "several ranks train.",
+        "On a CPU, call malloc_trim as soon as free heap memory exceeds an eighth of the live tensors; without it, "
+        "fragmentation can cost as much memory as the activations. Costs up to a seventh of a step. By default on with "
+        "another memory-saving setting (activation_checkpointing, tiled_mlp_tokens, adamw_8bit, nf4), and with several "
+        "ranks.",
     )
     router_replay: Literal["none", "old", "engine"] = option(
         "none",

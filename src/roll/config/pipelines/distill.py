@@ -36,7 +36,7 @@ class DistillConfig(DistillationBase, OnlineConfig):
     """On-policy distillation (GKD, arXiv 2306.13649): the student answers, a teacher scores every token."""
 
     pipeline: Literal["distill"] = option("distill", "Which pipeline runs.")
-    distillation: DistillationConfig = option(DistillationConfig(), "What is learnt from the teacher.")
+    distillation: DistillationConfig = option(DistillationConfig(), "Distillation loss.")
     cluster: DistillCluster = option(DistillCluster(), "Where roles run.")
 
     @model_validator(mode="after")

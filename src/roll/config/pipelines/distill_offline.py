@@ -17,14 +17,14 @@ class DistillOfflineConfig(DistillationBase, SupervisedConfig):
     """Offline distillation (arXiv 1503.02531): a teacher scores every token of given answers."""
 
     pipeline: Literal["distill_offline"] = option("distill_offline", "Which pipeline runs.")
-    distillation: OfflineDistillationConfig = option(OfflineDistillationConfig(), "What is learnt from the teacher.")
+    distillation: OfflineDistillationConfig = option(OfflineDistillationConfig(), "Distillation loss.")
 
     @model_validator(mode="after")
     def _taught(self) -> Self:
         if any(teacher.place == "engine" for teacher in self.teacher):
             raise ValueError(
-                "teacher.place is engine, which says the log-probs of sampled tokens alone, but here the likeliest "
-                "tokens or whole distributions are learnt from: set teacher.place to trainer"
+                "teacher.place is engine, which says the log-probs of sampled tokens alone, but here the top-k "
+                "tokens or whole distributions are needed: set teacher.place to trainer"
             )
         return self
 

@@ -26,7 +26,7 @@ class RejectionSamplingConfig(OnlineConfig):
     """Sample, verify, keep the best answers, and fine-tune on them (RAFT, arXiv 2304.06767)."""
 
     pipeline: Literal["rejection_sampling"] = option("rejection_sampling", "Which pipeline runs.")
-    rejection: RejectionConfig = option(RejectionConfig(), "Which answers are learnt from.")
+    rejection: RejectionConfig = option(RejectionConfig(), "Answers to train on.")
 
     @model_validator(mode="after")
     def _enough(self) -> RejectionSamplingConfig:

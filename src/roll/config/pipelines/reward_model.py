@@ -29,7 +29,7 @@ class RewardModelConfig(SupervisedConfig):
     """A reward model: one score for a whole conversation, for `reward: {type: reward_model, path: …}` and others."""
 
     pipeline: Literal["reward_model"] = option("reward_model", "Which pipeline runs.")
-    reward_model: RewardModelSection = option(RewardModelSection(), "What scores are learnt from.")
+    reward_model: RewardModelSection = option(RewardModelSection(), "Loss of the reward model.")
 
     @model_validator(mode="after")
     def _settings_apply(self) -> Self:

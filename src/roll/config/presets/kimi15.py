@@ -7,7 +7,7 @@ The loss is per token, as in ROLL Flash (arXiv 2510.11345); the paper squares th
 gives no tau.
 """
 
-WHEN = "Several updates per batch, a squared penalty in place of a clip."
+WHEN = "Several updates per batch, a squared penalty instead of a clip."
 COST = "1 model"
 STABILITY = "steady; tau sets how far it moves"
 PRESET = {"advantage": {"std": "none"}, "gate": {"type": "squared_penalty", "tau": 0.1}}
