@@ -136,7 +136,7 @@ QUESTIONS = (
     Question(
         id="differs",
         title=_DIFFERS,
-        clicks=(_asked("learns"), _in(_DIFFERS, "beside flat")),
+        clicks=(_asked("learns"), _in(_DIFFERS, "compared with flat")),
         shows=(r"What the configurations differ in", r"rollout\.max_new_tokens", r"rollout\.scheduling\.async_ratio"),
         says="The page lists the configuration keys that differ, with the curves of both runs below.",
     ),

@@ -221,7 +221,7 @@ def _differs(known: Known) -> Answer:
     nearest = min(known.others, key=lambda other: other[2])
     text = f"{nearest[1]} is nearest: {nearest[2]} keys differ, its name included."
     links = [
-        link(f"beside {name}: {number} keys", "overview", runs=f"{known.run},{other}", show="differences")
+        link(f"compared with {name}: {number} keys", "overview", runs=f"{known.run},{other}", show="differences")
         for other, name, number in known.others
     ]
     return Answer(id="differs", question=question, text=text, links=links)

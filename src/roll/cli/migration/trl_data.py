@@ -32,7 +32,7 @@ def _tables(values: Values) -> list[dict[str, Any]]:
             entries.append(entry | ({"domain": f"set-{number}"} if len(values.datasets) > 1 else {}))
         return entries
     if not values.dataset_name:
-        raise ConfigError("neither dataset_name nor datasets says what is learnt from.")
+        raise ConfigError("neither dataset_name nor datasets names the data.")
     entry = _table(values.dataset_name, values.dataset_config, values.dataset_train_split)
     if values.eval_strategy != "no" and entry["source"] == "huggingface":
         entry["held_out_split"] = values.dataset_test_split
@@ -62,7 +62,7 @@ def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
                 ("dataset_test_split", "test"),
             )
         ),
-        counted_with("datasets", [], ["data"], "in place of dataset_name"),
+        counted_with("datasets", [], ["data"], "instead of dataset_name"),
     ]
 
 

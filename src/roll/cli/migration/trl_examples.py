@@ -49,7 +49,7 @@ def _loss(values: Values) -> Mapping[str, Any]:
     if len(kinds) == 2 and kinds[1] == "sft" and weight == 1:
         found["likelihood"] = float(weights[1])
     elif len(kinds) > 1 or weight != 1:
-        raise Lost("a weighted sum of losses, but for `sft` beside one other; the file has DPO's loss")
+        raise Lost("a weighted sum of losses, except for `sft` with one other loss; the file has DPO's loss")
     if main not in _METHODS:
         raise Lost(f"loss_type {main} is not among {', '.join(_METHODS)}; the file has DPO's loss")
     if main in ("robust", "exo_pair"):
@@ -88,7 +88,7 @@ def _assistant(values: Values) -> Mapping[str, Any]:
 
 def _all_tokens(values: Values) -> Mapping[str, Any]:
     if values.completion_only_loss is False:
-        raise Lost("prompts are not learnt; give rows as `text` to learn every token")
+        raise Lost("prompts are not trained; give rows as `text` to learn every token")
     return {}
 
 
@@ -125,14 +125,14 @@ SFT: list[Rule] = [
     lacking("chat_template_path", None, "put the template into the model's directory"),
     lacking("dataset_kwargs", None, "rows are read as docs/examples.md says"),
     lacking("eos_token", None, "the tokenizer's, and the chat template's end of a message"),
-    *needless_all({"packing_strategy": "bfd", "eval_packing": None}, "packing never changes what is learnt"),
+    *needless_all({"packing_strategy": "bfd", "eval_packing": None}, "packing never changes the loss"),
     *needless_all({"shuffle_dataset": False}, "rows always come in random order"),
     *_EXAMPLES,
 ]
 
 _PREFERENCE = ("preference.type", "preference.beta", "preference.label_smoothing")
 DPO: list[Rule] = [
-    given_with("loss_type", ["sigmoid"], _PREFERENCE, _loss, "`sft` beside one other is preference.likelihood"),
+    given_with("loss_type", ["sigmoid"], _PREFERENCE, _loss, "`sft` with one other loss is preference.likelihood"),
     *(
         counted_with(key, default, _PREFERENCE, "with loss_type")
         for key, default in (
