@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roll.algorithms.filters import is_doomed, reason_to_leave_out
+from roll.algorithms.filters import cannot_pass_filter, reason_to_leave_out
 from roll.config.distributions import LognormalDistribution
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
@@ -40,7 +40,7 @@ from roll.simulation.hardware import device, model
 from roll.simulation.roles import SimulatedEngines, SimulatedRenderer
 from roll.types import (
     EngineLoad,
-    EngineStretch,
+    EngineStepSpan,
     GenerationRequest,
     Group,
     Message,
@@ -171,7 +171,7 @@ class Played:
     trained: int = 0
     trained_tokens: int = 0
     sync_s: list[float] = field(default_factory=list)
-    stretches: list[EngineStretch] = field(default_factory=list)
+    stretches: list[EngineStepSpan] = field(default_factory=list)
     events: list[tuple[str, str]] = field(default_factory=list)
     """Every move of every rollout, in order."""
 
@@ -238,7 +238,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
     sampling = SamplingParams(
         max_new_tokens=case.max_new_tokens, temperature=case.temperature, stop_token_ids=stop_token_ids
     )
-    doomed = partial(is_doomed, reward_range=(0.0, 1.0), **FILTERS) if config.reward_range else None
+    doomed = partial(cannot_pass_filter, reward_range=(0.0, 1.0), **FILTERS) if config.reward_range else None
     spec = BatchSpec(
         draw=draw,
         plans=(SamplingPlan(purpose="train", group_size=case.group_size, sampling=sampling),),
@@ -475,7 +475,7 @@ def save(path: Path, played: Played) -> None:
 def load(path: Path) -> Played:
     """A run that was kept."""
     values = json.loads(path.read_text())
-    stretches = [EngineStretch(**stretch) for stretch in values.pop("stretches")]
+    stretches = [EngineStepSpan(**stretch) for stretch in values.pop("stretches")]
     return Played(**values, stretches=stretches)
 
 

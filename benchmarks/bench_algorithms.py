@@ -23,7 +23,7 @@ from _report import report
 from _trainer_parts import quickstart_config, random_batch
 
 from roll.algorithms.selection import Selection, select
-from roll.algorithms.weighing import weigh
+from roll.algorithms.weighing import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data.samples import build_batch
@@ -133,12 +133,12 @@ def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
     values = values if algorithm.uses_critic else []
 
     def weighed() -> TrainingBatch:
-        return weigh(plain, selection, algorithm, values=values)
+        return compute_token_weights(plain, selection, algorithm, values=values)
 
     inputs, loss = inputs_of(weighed()), policy_loss(algorithm)
 
     def learn() -> None:
-        loss(replace(inputs, logprobs=inputs.need("logprobs").detach().requires_grad_())).loss.backward()
+        loss(replace(inputs, logprobs=inputs.require("logprobs").detach().requires_grad_())).loss.backward()
 
     return {"select_s": median_of(choose), "weigh_s": median_of(weighed), "loss_s": median_of(learn)}
 

@@ -79,7 +79,7 @@ BUGS = (
     Bug(
         "a place is never given back when an engine dies",
         "engine_link.py",
-        "just have been canceled\n            self._ended(call)\n",
+        "just have been canceled\n            self._release_call(call)\n",
         "just have been canceled\n",
     ),
     Bug(
@@ -253,7 +253,7 @@ BUGS = (
     Bug(
         "whoever ends orphans comes back while aborts are under way",
         "engine_link.py",
-        "        await self._gone(list(self._orphans))",
+        "        await self._engine_lost(list(self._orphans))",
         "        pass",
     ),
     Bug(
@@ -265,7 +265,7 @@ BUGS = (
     Bug(
         "calls end with their callers, whatever the engine does",
         "engine_link.py",
-        "                self._orphan(call)\n",
+        "                self._mark_orphan(call)\n",
         "                call.task.cancel()\n",
     ),
     Bug(
@@ -299,7 +299,7 @@ BUGS = (
     Bug(
         "a hung engine is ignored",
         "engine_pace.py",
-        "        return now - self.since > self.patience_s",
+        "        return now - self.since > self.timeout_s",
         "        return False",
     ),
     Bug(
@@ -323,7 +323,7 @@ BUGS = (
     Bug(
         "whoever waits for a lost engine hears nothing",
         "engine_link.py",
-        "                call.answer.set_exception(self._died())\n                call.answer.exception()  # marks",
+        "                call.answer.set_exception(self._on_death())\n                call.answer.exception()  # marks",
         "                pass  # marks",
     ),
     Bug(
@@ -335,7 +335,7 @@ BUGS = (
     Bug(
         "an engine is retired with its requests",
         "transitions.py",
-        "        await self._vacate(engine_id, leaving)\n        await self._fleet.forget(engine_id)",
+        "        await self._drain(engine_id, leaving)\n        await self._fleet.forget(engine_id)",
         "        await self._fleet.forget(engine_id)",
     ),
     Bug(

@@ -62,8 +62,8 @@ __all__ = [
     "UserError",
     "WeightSyncError",
     "WorkerDiedError",
-    "in_one_line",
     "leaves",
+    "one_line_error",
     "raised_at",
     "short",
 ]
@@ -217,7 +217,7 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def in_one_line(error: BaseException) -> str:
+def one_line_error(error: BaseException) -> str:
     """Return an error's type and the beginning of its message in one line; also safe for errors of user-defined
     classes.
     """

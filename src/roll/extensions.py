@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TypeVar, cast
 
-from roll.errors import ConfigError, in_one_line
-from roll.registry import Registry, import_object, nearest
+from roll.errors import ConfigError, one_line_error
+from roll.registry import Registry, did_you_mean, import_object
 from roll.user_code import load_function
 
 __all__ = ["ExtensibleRegistry", "names_own_code"]
@@ -73,7 +73,7 @@ class ExtensibleRegistry(Registry[T]):
             return found[0]
         known = "".join(f"{each}, " for each in sorted(self))
         raise ConfigError(
-            f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}path/to/file.py:Name, "
+            f"unknown {self.kind} '{name}'.{did_you_mean(name, list(self))} Known: {known}path/to/file.py:Name, "
             "package.module:Name."
         )
 
@@ -130,7 +130,7 @@ def _entry_points() -> Sequence[metadata.EntryPoint]:
                 found += [point for point in package.entry_points if point.group.startswith("roll.")]
             except Exception as error:
                 place = package.locate_file("")
-                logger.warning("entry points of a package in '%s' cannot be read: %s", place, in_one_line(error))
+                logger.warning("entry points of a package in '%s' cannot be read: %s", place, one_line_error(error))
         return found
 
 

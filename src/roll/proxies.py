@@ -11,7 +11,7 @@ from roll_sandbox.proxies import exempt_this_machine, is_this_machine
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["client_session", "exempt_this_machine", "is_this_machine", "proxy_for", "through"]
+__all__ = ["client_session", "exempt_this_machine", "is_this_machine", "proxy_for", "proxy_note"]
 
 
 def proxy_for(url: str) -> str | None:
@@ -38,7 +38,7 @@ def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
         return proxies.client_session(url, **options)
 
 
-def through(url: str) -> str:
+def proxy_note(url: str) -> str:
     """Return ` (through the proxy …)` for a message about a URL that does not respond; empty without a proxy."""
     with sandbox_errors():
         return proxies.describe_proxy(url)

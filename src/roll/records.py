@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from roll.errors import DataError
 
-__all__ = ["checked", "read_record"]
+__all__ = ["read_record", "validate_record"]
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def read_record(kind: type[T], found: Mapping[str, Any]) -> T:
     return kind(**{name: found[name] for name in names if found.get(name) is not None})
 
 
-def checked(kind: type[T], found: object, what: str) -> T:
+def validate_record(kind: type[T], found: object, what: str) -> T:
     """Validate untrusted data of a file and return the data as a record.
 
     Args:

@@ -11,12 +11,12 @@ from typing import Generic, TypeVar
 
 from roll.errors import ConfigError
 
-__all__ = ["Registry", "close_names", "count_edits", "import_object", "looked_from", "nearest"]
+__all__ = ["Registry", "close_names", "count_edits", "did_you_mean", "import_object", "search_directory_note"]
 
 T = TypeVar("T")
 
 
-def nearest(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
+def did_you_mean(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     close = close_names(name, known)
     return f" Did you mean '{close[0]}'?" if close else ""
@@ -53,7 +53,7 @@ def count_edits(text: str, other: str) -> int:
     return row[-1]
 
 
-def looked_from(path: str | Path) -> str:
+def search_directory_note(path: str | Path) -> str:
     """Return ` (looked for from '/here')` with the directory against which a relative path was resolved; empty if
     absolute.
     """
@@ -76,7 +76,7 @@ def import_object(path: str) -> object:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        hint = nearest(attribute, [name for name in vars(module) if not name.startswith("_")])
+        hint = did_you_mean(attribute, [name for name in vars(module) if not name.startswith("_")])
         raise ConfigError(f"import path '{path}': '{module_name}' has no '{attribute}'.{hint}") from None
 
 
@@ -117,7 +117,9 @@ class Registry(Generic[T]):
             return self._entries[name]
         except KeyError:
             known = ", ".join(sorted(self._entries))
-            raise ConfigError(f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}.") from None
+            raise ConfigError(
+                f"unknown {self.kind} '{name}'.{did_you_mean(name, list(self))} Known: {known}."
+            ) from None
 
     def get(self, name: str) -> T:
         """Import and return the implementation called `name`.

@@ -1,7 +1,7 @@
 """Running a coroutine from synchronous code, also inside a running loop (a notebook); and threads left behind.
 
 A thread cannot be stopped from outside. When a coroutine that waits for a thread is canceled, the thread is left to
-finish, and a process need not wait for it when it exits: see `left_behind`.
+finish, and a process need not wait for it when it exits: see `has_detached_threads`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any, ParamSpec, TypeVar
 
 __all__ = [
     "SIGNALS_AFTER_S",
-    "in_thread",
+    "has_detached_threads",
     "interruptible",
     "is_cancelled",
-    "left_behind",
-    "or_leave",
-    "result_of",
+    "run_detached",
+    "run_in_thread",
     "run_to_end",
+    "wait_for_future",
 ]
 
 SIGNALS_AFTER_S = 0.2
@@ -68,10 +68,10 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.takes_interrupts():
-        return result_of(thread.submit(context.run, asyncio.run, main()))
+        return wait_for_future(thread.submit(context.run, asyncio.run, main()))
 
 
-def result_of(work: Future[T]) -> T:
+def wait_for_future(work: Future[T]) -> T:
     """Wait for a future of another thread and return its result.
 
     A signal that arrives while the caller waits is handled within `SIGNALS_AFTER_S`.
@@ -129,7 +129,7 @@ def interruptible(ask: Callable[[], object]) -> Iterator[None]:
         _requests.pop(thread, None)
 
 
-async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a function in a thread, like `asyncio.to_thread`; a canceled caller leaves the thread behind.
 
     The function must not change anything that outlives this process.
@@ -137,10 +137,10 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=getattr(function, "__name__", ""))
     work = thread.submit(contextvars.copy_context().run, partial(function, *args, **kwargs))
     thread.shutdown(wait=False)
-    return await or_leave(work)
+    return await run_detached(work)
 
 
-async def or_leave(work: Future[T]) -> T:
+async def run_detached(work: Future[T]) -> T:
     """Wait for a thread's result; on cancellation, leave the thread running without waiting for it."""
     try:
         return await asyncio.wrap_future(work)
@@ -150,6 +150,6 @@ async def or_leave(work: Future[T]) -> T:
             work.add_done_callback(_left.discard)
 
 
-def left_behind(patience_s: float) -> bool:
-    """Return whether a thread left behind by a canceled caller is still running after `patience_s` seconds."""
-    return bool(wait(_left, patience_s).not_done)
+def has_detached_threads(timeout_s: float) -> bool:
+    """Return whether a thread left behind by a canceled caller is still running after `timeout_s` seconds."""
+    return bool(wait(_left, timeout_s).not_done)

@@ -19,7 +19,7 @@ from typing import Any
 import roll_sandbox.errors as theirs
 from roll.errors import ConfigError, InfraError, RollError, UserError
 
-__all__ = ["sandbox_errors", "translated"]
+__all__ = ["sandbox_errors", "translate_error"]
 
 _BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
     (theirs.ConfigError, ConfigError),
@@ -35,16 +35,16 @@ def sandbox_errors() -> Iterator[None]:
     try:
         yield
     except (theirs.RollSandboxError, BaseExceptionGroup) as error:
-        found = translated(error)
+        found = translate_error(error)
         if found is error:
             raise
         raise found from error.__cause__
 
 
-def translated(error: BaseException) -> BaseException:
+def translate_error(error: BaseException) -> BaseException:
     """Return an error, or a group of errors, with sandbox errors translated; the same object if it has none."""
     if isinstance(error, BaseExceptionGroup):
-        inner = [translated(each) for each in error.exceptions]
+        inner = [translate_error(each) for each in error.exceptions]
         if all(new is old for new, old in zip(inner, error.exceptions, strict=True)):
             return error
         found: BaseException = error.derive(inner)

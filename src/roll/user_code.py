@@ -22,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from roll.errors import ConfigError, in_one_line, raised_at
-from roll.registry import import_object, looked_from, nearest
+from roll.errors import ConfigError, one_line_error, raised_at
+from roll.registry import did_you_mean, import_object, search_directory_note
 
 __all__ = [
     "BEGUN_IN",
@@ -113,7 +113,7 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     if file is not None and not file.is_file() and (there := Path(begun_in) / file).is_file():
         file = there
     if file is not None and not file.is_file():
-        raise ConfigError(f"{kind}: there is no file '{file}'{looked_from(file)}.")
+        raise ConfigError(f"{kind}: there is no file '{file}'{search_directory_note(file)}.")
     for each in (*([] if file is None else [str(file.resolve().parent)]), directory, begun_in):
         if each not in sys.path:
             sys.path.append(each)
@@ -126,7 +126,9 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
         raise
     except BaseException as error:  # the user's module may raise any error on import
         _say_what_is_imported(path, directory)
-        raise ConfigError(f"{kind} '{path}' cannot be imported ({raised_at(error)}): {in_one_line(error)}") from error
+        raise ConfigError(
+            f"{kind} '{path}' cannot be imported ({raised_at(error)}): {one_line_error(error)}"
+        ) from error
     finally:
         _return_to(directory, path)
     _say_what_is_imported(path, directory)
@@ -162,7 +164,7 @@ def _from_file(file: Path, name: str, kind: str) -> object:
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         known = [entry for entry, value in vars(module).items() if not entry.startswith("_") and callable(value)]
-        raise ConfigError(f"{kind}: '{file}' has no '{name}'.{nearest(name, known)}")
+        raise ConfigError(f"{kind}: '{file}' has no '{name}'.{did_you_mean(name, known)}")
     return getattr(module, name)
 
 

@@ -20,7 +20,7 @@ from roll.config.rewards import JudgeReward
 from roll.envs.tools.search import HttpSearch
 from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
-from roll.proxies import client_session, exempt_this_machine, is_this_machine, proxy_for, through
+from roll.proxies import client_session, exempt_this_machine, is_this_machine, proxy_for, proxy_note
 from roll.rewards.judge.chat import EndpointChat
 from roll.types import Message
 from roll_sandbox.images.names import Reference
@@ -150,9 +150,9 @@ def test_proxies_are_chosen_by_scheme_and_socks_is_refused_by_name(monkeypatch: 
 
 def test_proxies_are_named_without_their_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy.example.net:3128")
-    said = through("http://a.com")
+    said = proxy_note("http://a.com")
     assert said == " (through the proxy proxy.example.net:3128; NO_PROXY lists hosts that are reached without one)"
-    assert through("http://localhost:1") == ""
+    assert proxy_note("http://localhost:1") == ""
 
 
 def test_environments_of_programs_reach_this_machine_without_a_proxy() -> None:

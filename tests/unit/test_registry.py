@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roll.config.load import load_config
 from roll.config.presets import PRESET_NAMES
 from roll.errors import ConfigError
-from roll.registry import close_names, count_edits, nearest
+from roll.registry import close_names, count_edits, did_you_mean
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_registry_nearest_of_a_preset_with_two_letters_swapped_is_one_edit_away(
         typo = name[:i] + name[i + 1] + name[i] + name[i + 2 :]
         one_edit = [f" Did you mean '{known}'?" for known in PRESET_NAMES if count_edits(typo, known) == 1]
         if typo not in PRESET_NAMES:
-            assert nearest(typo, list(PRESET_NAMES)) in one_edit, typo
+            assert did_you_mean(typo, list(PRESET_NAMES)) in one_edit, typo
 
 
 def test_registry_nearest_names_do_not_depend_on_the_order_of_the_known_ones() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from roll.cli.main import end
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
-from roll.running import in_thread, left_behind, run_to_end
+from roll.running import has_detached_threads, run_in_thread, run_to_end
 
 WORD = contextvars.ContextVar("WORD", default="")
 
@@ -95,10 +95,10 @@ def _cell(work) -> None:
 def test_running_a_thread_gives_what_it_computes_and_knows_its_context():
     async def ask():
         WORD.set("run")
-        return await in_thread(lambda word: (word, WORD.get()), word="asked")
+        return await run_in_thread(lambda word: (word, WORD.get()), word="asked")
 
     assert asyncio.run(ask()) == ("asked", "run")
-    assert not left_behind(0.0)
+    assert not has_detached_threads(0.0)
 
 
 def test_running_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_ends_without_it(monkeypatch):
@@ -109,7 +109,7 @@ def test_running_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_e
         may_end.wait()
 
     async def cancelled():
-        asking = asyncio.create_task(in_thread(compute))
+        asking = asyncio.create_task(run_in_thread(compute))
         await asyncio.to_thread(begun.wait)
         asking.cancel()
         await asking
@@ -123,6 +123,6 @@ def test_running_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_e
         assert ends == [130]
     finally:
         may_end.set()
-    assert not left_behind(10.0)
+    assert not has_detached_threads(10.0)
     with pytest.raises(SystemExit):
         end(130)

@@ -11,7 +11,7 @@ import pytest
 import roll_sandbox.errors as theirs
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, RollError, UserError
-from roll.sandbox_errors import sandbox_errors, translated
+from roll.sandbox_errors import sandbox_errors, translate_error
 from roll.sandboxes import configured_manager
 from roll_sandbox import SandboxSpec
 
@@ -29,7 +29,7 @@ def test_sandbox_errors_are_of_both_trees(kind: type[theirs.RollSandboxError]) -
     assert {base for base in ours if issubclass(kind, base)} == {base for base in ours if isinstance(found, ours[base])}
     again = pickle.loads(pickle.dumps(found))
     assert type(again) is type(found) and str(again) == str(found)
-    assert translated(found) is found
+    assert translate_error(found) is found
 
 
 def test_sandbox_errors_keep_their_cause_and_notes() -> None:

@@ -69,7 +69,7 @@ class FailingPool:
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
 
-    async def keep(self, factory: Callable[..., Any], *args: Any, prepare: Any) -> _Kept:
+    async def create_actor(self, factory: Callable[..., Any], *args: Any, prepare: Any) -> _Kept:
         kept = _Kept(self.chance, Game(args[0]) if factory is build else OwnTools())
         try:
             if await self.chance.call("raise", "die", "hang", "slow") == "die":

@@ -56,7 +56,7 @@ class Numbers:
     def decode(self, token_ids: IntArray) -> str:
         return str(len(token_ids))
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
     def follow_up(self, observation: str) -> IntArray:

@@ -78,23 +78,23 @@ class Characters:
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         return self.tokens(text)
 
-    def spelt(self, token_ids: IntArray) -> str:
+    def decode_with_special_tokens(self, token_ids: IntArray) -> str:
         return "".join(map(chr, token_ids.tolist()))
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
-        return self.harmless(self.spelt(token_ids))
+        return self.escape_special_tokens(self.decode_with_special_tokens(token_ids))
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text.replace(BEGIN, "").replace(END, "")
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
-        text = self.spelt(answer)
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+        text = self.decode_with_special_tokens(answer)
         return text.removesuffix(END), text.endswith(END)
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         return self.tokens(text)[ended:] if text.startswith(END) else None
 
 

@@ -105,7 +105,7 @@ class Contexts:
     ) -> None:
         self._renderer = renderer
         self._ends = tuple(ends)
-        self._spelt_ends = [renderer.spelt(np.array([end])) for end in self._ends]
+        self._spelt_ends = [renderer.decode_with_special_tokens(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
@@ -270,7 +270,7 @@ class Contexts:
         """Return a message in which nothing that an agent passes on (pages, files, results) begins another message."""
         if message.role == "assistant":
             return message
-        return replace(message, content=with_texts(message.content, self._renderer.harmless))
+        return replace(message, content=with_texts(message.content, self._renderer.escape_special_tokens))
 
     def _said(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
         return plainly(messages, tools) if self._plain else list(messages)

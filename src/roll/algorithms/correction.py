@@ -54,7 +54,7 @@ def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
         ValueError: The batch does not have the log-probs.
     """
     above, below = _RATIOS[corrects]
-    return clamped(inputs.need(f"{above}_logprobs") - inputs.need(f"{below}_logprobs"))
+    return clamped(inputs.require(f"{above}_logprobs") - inputs.require(f"{below}_logprobs"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,15 @@ from numpy.typing import NDArray
 
 from roll.types import AttentionStatistics, BoolArray, FloatArray
 
-__all__ = ["CreditForm", "DistanceWeights", "credit_factors", "distance_weights", "head_groups", "jumps", "top_share"]
+__all__ = [
+    "CreditForm",
+    "DistanceWeights",
+    "credit_factors",
+    "distance_weights",
+    "head_groups",
+    "jumps",
+    "top_share_mask",
+]
 
 CreditForm: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
@@ -97,7 +105,7 @@ def jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
     return np.where(together, np.abs(np.diff(waad, append=waad[-1:])), np.float32(0.0))
 
 
-def top_share(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
+def top_share_mask(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
     """Return a mask [L] of the tokens with the largest scores.
 
     The number of tokens is `share` of those in `mask`, rounded up; ties go to the earlier token. A token with score 0
@@ -148,8 +156,8 @@ def credit_factors(
     gain = amplification - 1.0
     jump = jumps(statistics.waad, mask)
     if form == "local":
-        return _amplified(gain * top_share(jump, mask, share), amplification)
-    anchors = top_share(statistics.fai, mask, share)
+        return _amplified(gain * top_share_mask(jump, mask, share), amplification)
+    anchors = top_share_mask(statistics.fai, mask, share)
     gains = gain * anchors
     if form == "global" or not anchors.any():
         return _amplified(gains, amplification)

@@ -10,7 +10,7 @@ import numpy as np
 from roll.algorithms.episodes import Float64Array
 from roll.algorithms.normalise import has_zero_variance
 
-__all__ = ["Keep", "is_doomed", "kept_rollouts", "reason_to_leave_out", "top_variance"]
+__all__ = ["Keep", "cannot_pass_filter", "kept_rollouts", "reason_to_leave_out", "top_variance"]
 
 Keep: TypeAlias = Literal["all", "positive", "best", "worst", "extremes"]
 TOLERANCE = 1e-9
@@ -40,7 +40,7 @@ def reason_to_leave_out(
     return ""
 
 
-def is_doomed(
+def cannot_pass_filter(
     rewards: Sequence[float],
     missing: int,
     reward_range: tuple[float, float],

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from roll.errors import ConfigError, in_one_line, raised_at
+from roll.errors import ConfigError, one_line_error, raised_at
 from roll.user_code import check_call, load_function
 
 __all__ = [
@@ -220,5 +220,5 @@ class UserGate:
         except Exception as error:
             raise ConfigError(
                 f"gate '{self.path}' cannot be built with algorithm.gate.options {dict(self.options)} "
-                f"({raised_at(error)}): {in_one_line(error)}"
+                f"({raised_at(error)}): {one_line_error(error)}"
             ) from error

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roll.algorithms.normalise import places_by_key
+from roll.algorithms.normalise import indices_by_key
 from roll.types import TrainingBatch
 
 __all__ = ["critic_share", "minibatches"]
@@ -23,7 +23,7 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
         if batch.num_loss_tokens:
             yield batch
         return
-    groups = list(places_by_key([sample.unit for sample in batch.samples]).values())
+    groups = list(indices_by_key([sample.unit for sample in batch.samples]).values())
     order = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
     total, taken = len(batch.samples), 0
     parts: list[list[int]] = [[] for _ in range(num)]
@@ -50,7 +50,7 @@ def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int
             number.
     """
     rollouts = batch.sequences
-    groups = places_by_key([batch.samples[samples[0]].unit for samples in rollouts])
+    groups = indices_by_key([batch.samples[samples[0]].unit for samples in rollouts])
     dealt = [rollouts[place] for members in groups.values() for place in members]
     own = {i for place, samples in enumerate(dealt, start=first) if place % num_critics == critic for i in samples}
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

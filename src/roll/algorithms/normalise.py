@@ -23,8 +23,8 @@ __all__ = [
     "Moments",
     "Scope",
     "has_zero_variance",
+    "indices_by_key",
     "normalised",
-    "places_by_key",
     "standardised",
     "whitened",
 ]
@@ -127,7 +127,7 @@ def normalised(
         raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][:3].tolist()}")
     domains = [episode.domain if per_domain else "" for episode in episodes]
     moments = dict(running or {})
-    by_domain, by_group = places_by_key(domains), places_by_key([episode.group for episode in episodes])
+    by_domain, by_group = indices_by_key(domains), indices_by_key([episode.group for episode in episodes])
     sizes = np.array([_size(e, reward) for e, reward in zip(episodes, rewards, strict=True)], dtype=np.float64)
     for domain, index in by_domain.items():
         moments[domain] = moments.get(domain, Moments()).including(rewards[index])
@@ -158,13 +158,13 @@ def standardised(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
     equal.
     """
     result = rewards.copy()
-    for index in places_by_key(groups).values():
+    for index in indices_by_key(groups).values():
         own = rewards[index]
         result[index] = (own - _centre(own)) / (_spread(own) + EPSILON)
     return result
 
 
-def places_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
+def indices_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
     """Return the indices of each key, with keys in the order of their first occurrence."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):

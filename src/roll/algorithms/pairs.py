@@ -25,7 +25,7 @@ def pairs_of(inputs: LossInputs) -> Pairs:
     Raises:
         ValueError: The batch has no `preferred` column, or a unit is not such a pair.
     """
-    units, preferred = inputs.need("unit_ids"), inputs.need("preferred")
+    units, preferred = inputs.require("unit_ids"), inputs.require("preferred")
     order = torch.argsort(2 * units + (~preferred).to(units.dtype))
     chosen, rejected = order[0::2], order[1::2]
     if len(chosen) == len(rejected):

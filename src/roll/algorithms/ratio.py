@@ -50,11 +50,11 @@ def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
 
 def over_limit(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
     """Return a mask [N], for metrics, of the tokens whose log-ratio `log_ratio` cuts at `max_token_log_ratio`."""
-    return _difference(inputs, against).detach() * inputs.need("advantages").sign() > max_token_log_ratio
+    return _difference(inputs, against).detach() * inputs.require("advantages").sign() > max_token_log_ratio
 
 
 def _difference(inputs: LossInputs, against: RatioAgainst) -> Tensor:
-    return inputs.need("logprobs") - inputs.need(f"{against}_logprobs")
+    return inputs.require("logprobs") - inputs.require(f"{against}_logprobs")
 
 
 def _as_it_is(log_ratio: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def log_ratio(
     if level == "token":
         return limited(difference)
     if max_token_log_ratio is not None:
-        advantages = inputs.need("advantages")
+        advantages = inputs.require("advantages")
         cut = torch.where(
             advantages > 0, difference.clamp(max=max_token_log_ratio), difference.clamp(min=-max_token_log_ratio)
         )

@@ -10,14 +10,14 @@ import numpy as np
 
 from roll.algorithms.choosing import why_failed
 from roll.algorithms.episodes import Float64Array, bounded
-from roll.algorithms.filters import is_doomed, kept_rollouts, reason_to_leave_out, top_variance
+from roll.algorithms.filters import cannot_pass_filter, kept_rollouts, reason_to_leave_out, top_variance
 from roll.algorithms.normalise import Moments
 from roll.algorithms.rewards import ShapedRollout, compared_reward, judged_range, outcomes_of, shaped_rollout
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm_parts import FilterConfig
 from roll.types import Fate, Group, Rollout
 
-__all__ = ["Selection", "doom_of", "group_reason", "select"]
+__all__ = ["Selection", "early_stop_predicate", "group_reason", "select"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +130,7 @@ def group_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) 
     return _fate(group, shaped, algorithm.filters)[1]
 
 
-def doom_of(
+def early_stop_predicate(
     algorithm: AlgorithmConfig, reward_range: tuple[float, float], max_new_tokens: int, *, single_turn: bool
 ) -> Callable[[Sequence[Rollout], int], bool] | None:
     """Return a predicate that tells whether a group can no longer pass the filters; `None` if no group can be ruled
@@ -153,7 +153,7 @@ def doom_of(
 
     def doomed(finished: Sequence[Rollout], num_missing: int) -> bool:
         judged = [shaped_rollout(rollout, algorithm, max_new_tokens).judged for rollout in finished]
-        return is_doomed(judged, num_missing, between, **bounds)
+        return cannot_pass_filter(judged, num_missing, between, **bounds)
 
     return doomed
 

@@ -20,14 +20,14 @@ from roll.algorithms.returns import chunk_returns, per_token, turn_returns
 from roll.algorithms.rewards import is_whole, outcomes_of
 from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
-from roll.errors import ConfigError, in_one_line, raised_at
+from roll.errors import ConfigError, one_line_error, raised_at
 from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
 from roll.user_code import load_function
 
-__all__ = ["kl_token_rewards", "weigh"]
+__all__ = ["compute_token_weights", "kl_token_rewards"]
 
 
-def weigh(
+def compute_token_weights(
     batch: TrainingBatch,
     selection: Selection,
     algorithm: AlgorithmConfig,
@@ -194,7 +194,7 @@ def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episod
         given = [np.asarray(value, dtype=np.float32) for value in function(episodes)]
     except Exception as error:
         place = raised_at(error)
-        raise ConfigError(f"advantage function '{path}' failed at {place}: {in_one_line(error)}") from error
+        raise ConfigError(f"advantage function '{path}' failed at {place}: {one_line_error(error)}") from error
     if len(given) != len(episodes):
         raise ConfigError(f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes.")
     advantages = []

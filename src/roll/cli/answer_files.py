@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.errors import DataError, short
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.rewards.base import answered
 from roll.types import Message, Prompt, Rollout
 
@@ -88,7 +88,7 @@ def _line(line: str, number: int, where: str, domains: list[str], tokens: Callab
         raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
     response_key = _key(row, _RESPONSE)
     if response_key is None:
-        hint = nearest(next(iter(row), ""), _RESPONSE)
+        hint = did_you_mean(next(iter(row), ""), _RESPONSE)
         keys = ", ".join(map(repr, list(row)[:20])) or "none"
         raise DataError(f"{where}: there is no 'response', which is the answer to score. It has: {keys}.{hint}")
     response = _typed(row, response_key, str, "", where)
@@ -141,7 +141,7 @@ def _domain(row: Mapping[str, Any], domains: list[str], where: str) -> str:
         raise DataError(f"{where}: it names no 'domain', and there are several rewards: choose one of {known}.")
     if domains == [""]:
         return ""
-    raise DataError(f"{where}: there is no domain '{named}'.{nearest(named, domains)} Known: {known}.")
+    raise DataError(f"{where}: there is no domain '{named}'.{did_you_mean(named, domains)} Known: {known}.")
 
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from roll.errors import UserError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.tracking.visible import printable
 from roll.types import Message
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from roll.data import ChatRenderer
     from roll.inference.hf import HFEngine
 
-__all__ = ["Manner", "talk"]
+__all__ = ["SamplingOptions", "talk"]
 
 MOST_CONTEXT = 8192
 """Context length of an engine, if the model supports as much."""
@@ -42,7 +42,7 @@ HELP = """\
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manner:
+class SamplingOptions:
     """Sampling options of all sources."""
 
     system: str = ""
@@ -64,7 +64,7 @@ class _Speaker:
     messages: list[Message] = field(default_factory=list)
 
 
-def talk(sources: Sequence[str], manner: Manner, *, with_base: bool) -> None:
+def talk(sources: Sequence[str], manner: SamplingOptions, *, with_base: bool) -> None:
     """Read messages until the input ends, and answer each.
 
     Args:
@@ -105,7 +105,7 @@ def _base_of(source: str) -> str:
     return found
 
 
-async def _opened(name: str, manner: Manner) -> _Speaker:
+async def _opened(name: str, manner: SamplingOptions) -> _Speaker:
     from roll.data import ChatRenderer
     from roll.inference.hf import HFEngine
     from roll.inference.spec import EngineSpec
@@ -141,7 +141,7 @@ async def _opened(name: str, manner: Manner) -> _Speaker:
 class _Conversation:
     """Reads lines, and generates an answer from every speaker."""
 
-    def __init__(self, runner: asyncio.Runner, speakers: Sequence[_Speaker], manner: Manner) -> None:
+    def __init__(self, runner: asyncio.Runner, speakers: Sequence[_Speaker], manner: SamplingOptions) -> None:
         self._runner = runner
         self._speakers = speakers
         self._manner = manner
@@ -199,7 +199,9 @@ class _Conversation:
                     self._reset()
             else:
                 known = ["help", "reset", "again", "quit", *settings]
-                raise UserError(f"there is no /{printable(name)}.{nearest(name, known)} /help lists what there is.")
+                raise UserError(
+                    f"there is no /{printable(name)}.{did_you_mean(name, known)} /help lists what there is."
+                )
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
         return True

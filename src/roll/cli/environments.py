@@ -44,13 +44,15 @@ def list_(containing: str, as_json: bool) -> None:
 
     from roll.envs.registration import ENVS, FAMILIES
     from roll.errors import ConfigError
-    from roll.registry import nearest
+    from roll.registry import did_you_mean
 
     found = [spec for name, spec in sorted(ENVS.items()) if containing.lower() in name.lower()]
     families = [item for item in sorted(FAMILIES.items()) if containing.lower() in item[0]]
     if not (found or families):
         words = {word for name in [*ENVS, *FAMILIES] for word in name.lower().replace(":", "-").split("-")}
-        raise ConfigError(f"no environment has '{containing}' in its name.{nearest(containing.lower(), sorted(words))}")
+        raise ConfigError(
+            f"no environment has '{containing}' in its name.{did_you_mean(containing.lower(), sorted(words))}"
+        )
     width = max((len(spec.id) for spec in found), default=0)
     for spec in found:
         if as_json:

@@ -60,9 +60,11 @@ def chat(
     /help lists what can be typed besides messages; Ctrl-C ends an answer, Ctrl-D leaves. Where the input is no
     terminal, each of its lines is a message, and only the answers are printed.
     """
-    from roll.cli.chatting import Manner, talk
+    from roll.cli.chatting import SamplingOptions, talk
 
-    manner = Manner(system=system, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, dtype=dtype)
+    manner = SamplingOptions(
+        system=system, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, dtype=dtype
+    )
     talk(sources, manner, with_base=base)
 
 

@@ -71,9 +71,9 @@ def end(code: int) -> NoReturn:
 def _left_behind() -> Iterator[bool]:
     """Yield whether each imported module that can leave threads or processes behind did so."""
     if sinks := sys.modules.get("roll.tracking.sinks"):
-        yield sinks.left_behind()
+        yield sinks.has_detached_threads()
     if running := sys.modules.get("roll.running"):
-        yield running.left_behind(END_TIMEOUT_S)
+        yield running.has_detached_threads(END_TIMEOUT_S)
 
 
 def guarded(action: Callable[[], object], session: Session) -> int:
@@ -101,9 +101,9 @@ def _of_roll(error: Exception) -> Exception:
     """Return the error, converted to ROLL's hierarchy if it is a sandbox's."""
     if "roll_sandbox.errors" not in sys.modules:
         return error
-    from roll.sandbox_errors import translated
+    from roll.sandbox_errors import translate_error
 
-    found = translated(error)
+    found = translate_error(error)
     assert isinstance(found, Exception)
     return found
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.errors import PlacementError
 
-__all__ = ["Placement", "Seat", "place"]
+__all__ = ["Placement", "PlacementSlot", "place"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seat:
+class PlacementSlot:
     """The placement slot of one rank or engine."""
 
     node: int
@@ -27,7 +27,7 @@ class Placement:
 
     num_nodes: int
     devices_per_node: int
-    seats: Mapping[str, tuple[Seat, ...]]
+    seats: Mapping[str, tuple[PlacementSlot, ...]]
 
     @property
     def workers_on_first_node(self) -> int:
@@ -47,7 +47,7 @@ def place(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], devices_per_
         PlacementError: a device number is beyond the cluster's, or an engine would span machines.
     """
     total = cluster.num_nodes * devices_per_node
-    seats: dict[str, tuple[Seat, ...]] = {}
+    seats: dict[str, tuple[PlacementSlot, ...]] = {}
     for name, role in roles.items():
         beyond = [device for device in role.devices if device >= total]
         if beyond:
@@ -58,15 +58,15 @@ def place(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], devices_per_
             )
         width = role.tensor_parallel
         parts = [role.devices[i : i + width] for i in range(0, len(role.devices), width)]
-        seats[name] = tuple(_seat(part, devices_per_node, f"{role.section}.tensor_parallel") for part in parts)
+        seats[name] = tuple(_build_slot(part, devices_per_node, f"{role.section}.tensor_parallel") for part in parts)
     return Placement(num_nodes=cluster.num_nodes, devices_per_node=devices_per_node, seats=seats)
 
 
-def _seat(devices: Sequence[int], devices_per_node: int, width_key: str) -> Seat:
+def _build_slot(devices: Sequence[int], devices_per_node: int, width_key: str) -> PlacementSlot:
     nodes = {device // devices_per_node for device in devices}
     if len(nodes) > 1:
         raise PlacementError(
             f"cluster.device_mapping: devices {list(devices)} of one engine lie on machines {sorted(nodes)}, but one "
             f"engine stays on one machine: lower {width_key}, or align the mapping with the machines."
         )
-    return Seat(node=nodes.pop(), local_devices=tuple(device % devices_per_node for device in devices))
+    return PlacementSlot(node=nodes.pop(), local_devices=tuple(device % devices_per_node for device in devices))

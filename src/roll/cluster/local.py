@@ -15,7 +15,7 @@ from roll.cluster.engines import StartedEngines
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine, engine_capabilities
 from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
-from roll.running import or_leave
+from roll.running import run_detached
 from roll.types import WeightUpdate
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LocalTrainerGroup(TrainerGroup):
             return TRAINERS.get(spec.training.backend)(spec)
 
         try:
-            return cls(await or_leave(thread.submit(build)), thread, spec)
+            return cls(await run_detached(thread.submit(build)), thread, spec)
         except BaseException:
             thread.shutdown(wait=False, cancel_futures=True)
             raise

@@ -23,11 +23,11 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.cluster.pool_coroutines import CoroutineWorkers
-from roll.cluster.pool_forks import ForkedObjects
+from roll.cluster.pool_forks import ForkedActors
 from roll.cluster.pool_process import PoolProcess
 from roll.cluster.pool_worker import STARTED
 from roll.errors import WorkerDiedError
-from roll.protocols import KeptObject
+from roll.protocols import ActorHandle
 
 __all__ = ["LocalWorkerPool"]
 
@@ -70,7 +70,7 @@ class LocalWorkerPool:
         for worker in reversed(self._workers):
             self._idle.put_nowait(worker)
         self._coroutines = CoroutineWorkers(num_workers, memory_limit_bytes=memory_limit_bytes)
-        self._kept = ForkedObjects(memory_limit_bytes)
+        self._kept = ForkedActors(memory_limit_bytes)
         self._num_restarts = 0
         self._num_timeouts = 0
         self._closed = False
@@ -115,13 +115,13 @@ class LocalWorkerPool:
         finally:
             self._idle.put_nowait(worker)
 
-    async def keep(
+    async def create_actor(
         self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
-    ) -> KeptObject:
+    ) -> ActorHandle:
         """See `WorkerPool.keep`."""
-        return await self._kept.keep(factory, args, prepare)
+        return await self._kept.create_actor(factory, args, prepare)
 
-    def beside(self, num_workers: int) -> LocalWorkerPool:
+    def sub_pool(self, num_workers: int) -> LocalWorkerPool:
         """See `WorkerPool.beside`."""
         return LocalWorkerPool(num_workers, memory_limit_bytes=0)
 

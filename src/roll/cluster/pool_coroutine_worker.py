@@ -2,7 +2,8 @@
 
 Frames are those of `pool_worker`, with the number of the call. Inputs are `(number, call)`, where the call is a pickled
 `(function, args, timeout)`, `(number, None)` to cancel the call, and `(number, WHO)` to find out why it is silent.
-Outputs are `(number, STARTED)` when the call is about to run, `(number, (culprit,))` if requested (see `_held_by`), and
+Outputs are `(number, STARTED)` when the call is about to run, `(number, (culprit,))` if requested (see
+`_find_blocking_call`), and
 finally `(number, LATE)` if it timed out, else `(number, reply)`, pickled as in `pool_worker`.
 """
 
@@ -17,7 +18,15 @@ from contextvars import ContextVar
 from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
-from roll.cluster.pool_worker import STARTED, asked_to_end, begin, failure, prepare, read_frame, write_frame
+from roll.cluster.pool_worker import (
+    STARTED,
+    begin,
+    build_error_reply,
+    build_exit_error,
+    prepare,
+    read_frame,
+    write_frame,
+)
 
 __all__ = ["LATE", "WHO", "main"]
 
@@ -32,7 +41,7 @@ _numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary
 """The number of the call by task, for a thread outside the loop."""
 
 
-def _numbered(
+def _create_numbered_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
 ) -> asyncio.Task[Any]:
     """Create a task that remembers the number of its call; a task factory."""
@@ -49,13 +58,13 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_
         async with scope:
             return pickle.dumps((True, await function(*args)))
     except SystemExit as error:  # a call must not end the process that it shares with others
-        return failure(asked_to_end(error))
+        return build_error_reply(build_exit_error(error))
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():  # the caller has canceled the call
             raise
-        return failure(RuntimeError(f"it was cancelled by itself: {error}"))
+        return build_error_reply(RuntimeError(f"it was cancelled by itself: {error}"))
     except Exception as error:  # the caller decides what a failure of its function means
-        return LATE if scope.expired() else failure(error)
+        return LATE if scope.expired() else build_error_reply(error)
 
 
 class _Replies:
@@ -71,7 +80,7 @@ class _Replies:
             write_frame(self._stream, body)
 
 
-def _held_by(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
+def _find_blocking_call(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
     """Return the call that blocks the event loop, or `number` if the loop is not blocked; `None` inside if unknown.
 
     It is called from another thread, to find out why a call is silent.
@@ -87,14 +96,14 @@ def _held_by(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
 async def _serve(memory_limit_bytes: int) -> None:
     replies = _Replies(begin(memory_limit_bytes))
     loop = asyncio.get_running_loop()
-    loop.set_task_factory(_numbered)
+    loop.set_task_factory(_create_numbered_task)
     frames: asyncio.Queue[tuple[int, bytes | None] | None] = asyncio.Queue()
 
     def read() -> None:
         while (frame := read_frame(sys.stdin.buffer)) is not None:
             number, body = pickle.loads(frame)
             if body == WHO:
-                replies.write(number, _held_by(loop, number))
+                replies.write(number, _find_blocking_call(loop, number))
             else:
                 loop.call_soon_threadsafe(frames.put_nowait, (number, body))
         loop.call_soon_threadsafe(frames.put_nowait, None)
@@ -108,7 +117,7 @@ async def _serve(memory_limit_bytes: int) -> None:
             function, args, time_limit_s = pickle.loads(body)
             prepare(function.__module__, prepared)
         except Exception as error:  # a dependency of the function cannot be imported here
-            reply = failure(error)
+            reply = build_error_reply(error)
         else:
             replies.write(number, STARTED)
             reply = await _call(function, args, time_limit_s)

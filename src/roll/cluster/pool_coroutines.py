@@ -87,7 +87,7 @@ class _Worker:
         """Wait for a call's reply; if it is overdue, the call that blocks the process counts as timed out."""
         loop, held_up, until = asyncio.get_running_loop(), False, call.silent_at
         while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
-            culprit = await self._culprit(number, call)
+            culprit = await self._find_blocking_call(number, call)
             if call.reply.done():  # it answered after all, or another call's timeout ended its process
                 break
             if culprit is call:  # the call ignores its cancellation
@@ -106,7 +106,7 @@ class _Worker:
             raise WorkerDiedError(_HELD_UP)
         return reply
 
-    async def _culprit(self, number: int, call: _Call) -> _Call | None:
+    async def _find_blocking_call(self, number: int, call: _Call) -> _Call | None:
         """Return the call that keeps the process from answering; `None` if unknown."""
         try:
             async with asyncio.timeout(ANSWER_S):

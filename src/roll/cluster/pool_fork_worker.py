@@ -31,10 +31,10 @@ from roll.cluster.pool_worker import (
     HEADER,
     PR_SET_PDEATHSIG,
     STARTED,
-    asked_to_end,
     begin,
-    ending,
-    failure,
+    build_error_reply,
+    build_exit_error,
+    describe_exit,
     limit_memory,
     read_frame,
     write_frame,
@@ -103,7 +103,7 @@ class _Child:
         return os.waitstatus_to_exitcode(status)
 
 
-class _Nursery:
+class _ForkServer:
     def __init__(self, replies: BinaryIO, memory_limit_bytes: int) -> None:
         self._replies = replies
         self._memory_limit_bytes = memory_limit_bytes
@@ -166,7 +166,7 @@ class _Nursery:
         frames = child.frames.read()
         if frames is None:
             self._forget(child)
-            code = ending(child.end())
+            code = describe_exit(child.end())
             self._ends[child.number] = end = pickle.dumps(f"its process ({child.process_id}) ended with {code}")
             frames = [end] if child.asked else []
         for frame in frames:
@@ -217,9 +217,9 @@ def _answer(frame: bytes, kept: list[Any], loop: asyncio.AbstractEventLoop) -> b
         kept.clear()
         return OUT_OF_MEMORY
     except SystemExit as error:
-        return failure(asked_to_end(error))
+        return build_error_reply(build_exit_error(error))
     except Exception as error:  # the caller decides what a failure of its object means
-        return failure(error)
+        return build_error_reply(error)
 
 
 def main(memory_limit_bytes: int) -> None:
@@ -238,17 +238,17 @@ def main(memory_limit_bytes: int) -> None:
         function, args = pickle.loads(frames[0])
         function(*args)
     except Exception as error:
-        write_frame(replies, failure(error))
+        write_frame(replies, build_error_reply(error))
         return
     except SystemExit as error:
-        write_frame(replies, failure(asked_to_end(error)))
+        write_frame(replies, build_error_reply(build_exit_error(error)))
         return
     if sys.platform == "linux":  # from here on the end of the input ends this process, after its children
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     gc.collect()
     gc.freeze()  # keeps memory shared with forked processes
     write_frame(replies, STARTED)
-    _Nursery(replies, memory_limit_bytes).serve(calls)
+    _ForkServer(replies, memory_limit_bytes).serve(calls)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ from roll.cluster.pool_process import PoolProcess
 from roll.cluster.pool_worker import STARTED
 from roll.errors import WorkerDiedError
 
-__all__ = ["ForkedObjects"]
+__all__ = ["ForkedActors"]
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-class _Nursery:
+class _ForkServer:
     """A process that forks, and its forked processes."""
 
     def __init__(self, prepare: Call, memory_limit_bytes: int) -> None:
@@ -39,7 +39,7 @@ class _Nursery:
         self._numbers = itertools.count()
         self._replies: dict[int, asyncio.Future[bytes]] = {}
 
-    async def keep(self, body: bytes) -> _Forked:
+    async def create_actor(self, body: bytes) -> _ForkedActor:
         async with self._starting:
             if self._reader is None or self._reader.done():
                 await self._process.end()
@@ -50,7 +50,7 @@ class _Nursery:
                     await self._process.end()
                     raise
                 self._reader = asyncio.create_task(self._read(), name="pool-forks")
-        forked = _Forked(self, next(self._numbers))
+        forked = _ForkedActor(self, next(self._numbers))
         try:
             await forked.send(body)
         except BaseException:
@@ -114,17 +114,17 @@ class _Nursery:
         await self._process.close()
 
 
-class _Forked:
-    """A kept object in a forked process. See `KeptObject`."""
+class _ForkedActor:
+    """A kept object in a forked process. See `ActorHandle`."""
 
-    def __init__(self, nursery: _Nursery, number: int) -> None:
+    def __init__(self, nursery: _ForkServer, number: int) -> None:
         self.number = number
         self._nursery = nursery
         self._ended: str | None = None
         self._closed = False
 
     async def call(self, method: str, *args: Any) -> Any:
-        """See `KeptObject`."""
+        """See `ActorHandle`."""
         return await self.send(pickle.dumps((method, args)))
 
     async def send(self, body: bytes) -> Any:
@@ -145,13 +145,13 @@ class _Forked:
         return value
 
     async def close(self) -> None:
-        """See `KeptObject`."""
+        """See `ActorHandle`."""
         if not self._closed:
             self._closed, self._ended = True, "its process was ended"
             self._nursery.forget(self.number)
 
 
-class ForkedObjects:
+class ForkedActors:
     """Kept objects in processes of their own.
 
     Args:
@@ -160,17 +160,17 @@ class ForkedObjects:
 
     def __init__(self, memory_limit_bytes: int) -> None:
         self._memory_limit_bytes = memory_limit_bytes
-        self._nurseries: dict[bytes, _Nursery] = {}
+        self._nurseries: dict[bytes, _ForkServer] = {}
         self._closed = False
 
-    async def keep(self, factory: Callable[..., Any], args: tuple[Any, ...], prepare: Call) -> _Forked:
+    async def create_actor(self, factory: Callable[..., Any], args: tuple[Any, ...], prepare: Call) -> _ForkedActor:
         """See `WorkerPool.keep`."""
         if self._closed:
             raise WorkerDiedError("the worker pool is closed")
         key = pickle.dumps(prepare)
         if key not in self._nurseries:
-            self._nurseries[key] = _Nursery(prepare, self._memory_limit_bytes)
-        return await self._nurseries[key].keep(pickle.dumps((None, (factory, args))))
+            self._nurseries[key] = _ForkServer(prepare, self._memory_limit_bytes)
+        return await self._nurseries[key].create_actor(pickle.dumps((None, (factory, args))))
 
     async def close(self) -> None:
         """End every process; may be called twice."""

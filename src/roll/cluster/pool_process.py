@@ -11,7 +11,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from typing import IO
 
-from roll.cluster.pool_worker import HEADER, ending
+from roll.cluster.pool_worker import HEADER, describe_exit
 from roll.errors import WorkerDiedError
 
 __all__ = ["PoolProcess"]
@@ -115,7 +115,8 @@ class PoolProcess:
         """Return the error for a process that was not ready in time."""
         process_id = self._process.pid if self._process else 0
         return WorkerDiedError(
-            f"a pool worker (process {process_id}) was not ready within {START_TIMEOUT_S:g} s{self._last_words()}"
+            f"a pool worker (process {process_id}) was not ready within {START_TIMEOUT_S:g} "
+            f"s{self._last_printed_line()}"
         )
 
     def _shorten_log(self) -> None:
@@ -129,9 +130,9 @@ class PoolProcess:
         if process is None:
             return "a pool worker was ended"
         code = await _end_of(process)
-        return f"a pool worker (process {process.pid}) ended with {ending(code)}{self._last_words()}"
+        return f"a pool worker (process {process.pid}) ended with {describe_exit(code)}{self._last_printed_line()}"
 
-    def _last_words(self) -> str:
+    def _last_printed_line(self) -> str:
         """Return the last line that the process printed."""
         if self._log is None:
             return ""

@@ -25,10 +25,10 @@ __all__ = [
     "HEADER",
     "PR_SET_PDEATHSIG",
     "STARTED",
-    "asked_to_end",
     "begin",
-    "ending",
-    "failure",
+    "build_error_reply",
+    "build_exit_error",
+    "describe_exit",
     "limit_memory",
     "main",
     "prepare",
@@ -64,7 +64,7 @@ def prepare(module: str, prepared: set[str]) -> None:
         prepared.add(module)
 
 
-def failure(error: Exception) -> bytes:
+def build_error_reply(error: Exception) -> bytes:
     """Return an error as a reply; one that cannot be pickled is replaced by its description."""
     error.add_note(raised_at(error))
     try:
@@ -77,7 +77,7 @@ def failure(error: Exception) -> bytes:
     return body
 
 
-def asked_to_end(error: SystemExit) -> RuntimeError:
+def build_exit_error(error: SystemExit) -> RuntimeError:
     """Return the error for a function that calls `sys.exit`."""
     return RuntimeError(f"it asked its process to end: {error}").with_traceback(error.__traceback__)
 
@@ -89,9 +89,9 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
         write_frame(replies, STARTED)
         return pickle.dumps((True, function(*args)))
     except SystemExit as error:  # a call must not end the worker's process
-        return failure(asked_to_end(error))
+        return build_error_reply(build_exit_error(error))
     except Exception as error:  # the caller decides what a failure of its function means
-        return failure(error)
+        return build_error_reply(error)
 
 
 def limit_memory(num_bytes: int) -> None:
@@ -102,7 +102,7 @@ def limit_memory(num_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def ending(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Describe how a process ended: `signal SIGKILL`, or `code 1`."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 

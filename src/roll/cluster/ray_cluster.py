@@ -30,7 +30,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
 from roll.cluster.base import num_accelerators
-from roll.cluster.devices import Placement, Seat, place
+from roll.cluster.devices import Placement, PlacementSlot, place
 from roll.cluster.engines import StartedEngines
 from roll.cluster.pool import LocalWorkerPool
 from roll.cluster.ray_devices import UNTOUCHED, VISIBLE, reserved_devices
@@ -54,7 +54,7 @@ PLACEMENT_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 CLIENT_PORT, HEAD_PORT = 10001, 6379
 """Default ports of a Ray cluster."""
-SLIVER = 0.001
+FRACTIONAL_CPU = 0.001
 """The fraction of a bundle that each actor takes: bundles reserve the devices, not actors."""
 
 
@@ -192,7 +192,7 @@ class RayCluster:
         sharing = max(map(len, self.placement.seats.values()))
         return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.workers_on_first_node or 1))
 
-    def _options(self, seat: Seat, threads: int | None, role: str, index: int) -> dict[str, Any]:
+    def _options(self, seat: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Return the Ray options of an actor on a placement slot."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment[BEGUN_IN] = os.getcwd()
@@ -204,8 +204,8 @@ class RayCluster:
             names = [self.devices[seat.node][device] for device in seat.local_devices]
             environment |= {**UNTOUCHED, VISIBLE: ",".join(names)}
         return {
-            "num_cpus": 0 if self.devices is not None else SLIVER,
-            "num_gpus": 0 if self.devices is None else SLIVER,
+            "num_cpus": 0 if self.devices is not None else FRACTIONAL_CPU,
+            "num_gpus": 0 if self.devices is None else FRACTIONAL_CPU,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self.group, placement_group_bundle_index=seat.node
             ),
@@ -232,7 +232,7 @@ class RayCluster:
         if self.placement.num_nodes == 1:
             return LocalWorkerPool(num_workers)
         devices = tuple(range(self.placement.devices_per_node))
-        seats = [Seat(node=node, local_devices=devices) for node in range(self.placement.num_nodes)]
+        seats = [PlacementSlot(node=node, local_devices=devices) for node in range(self.placement.num_nodes)]
         return RayWorkerPool(num_workers, [self._options(seat, None, "rewards", seat.node) for seat in seats])
 
     def transport(self, engine_kind: str) -> str:

@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from roll.cluster.actor_log import log_into_the_run
 from roll.cluster.pool import MEMORY_LIMIT_BYTES, LocalWorkerPool
 from roll.errors import WorkerDiedError
-from roll.protocols import KeptObject
+from roll.protocols import ActorHandle
 
 __all__ = ["PoolActor", "RayWorkerPool"]
 
@@ -38,7 +38,7 @@ class PoolActor:
     def __init__(self, num_workers: int, memory_limit_bytes: int) -> None:
         log_into_the_run()
         self._pool = LocalWorkerPool(num_workers, memory_limit_bytes=memory_limit_bytes)
-        self._kept: dict[int, KeptObject] = {}
+        self._kept: dict[int, ActorHandle] = {}
 
     async def submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float
@@ -52,12 +52,12 @@ class PoolActor:
             return *_error(error), self._pool.health()
         return "value", value, self._pool.health()
 
-    async def keep(
+    async def create_actor(
         self, number: int, factory: Callable[..., Any], args: tuple[Any, ...], prepare: tuple[Any, ...]
     ) -> tuple[str, Any]:
         """Create and keep an object under this number."""
         try:
-            self._kept[number] = await self._pool.keep(factory, *args, prepare=prepare)
+            self._kept[number] = await self._pool.create_actor(factory, *args, prepare=prepare)
         except Exception as error:
             return _error(error)
         return "value", None
@@ -84,7 +84,7 @@ def _error(error: Exception) -> tuple[str, Any]:
     return "error", (error, tuple(getattr(error, "__notes__", ())))
 
 
-def _raised(value: Any) -> Exception:
+def _error_of_reply(value: Any) -> Exception:
     """Return the error of a reply, with its notes."""
     error, notes = value
     for note in notes if not getattr(error, "__notes__", None) else ():
@@ -121,8 +121,8 @@ class _Place:
             self.actor = self._start()
 
 
-class _Kept:
-    """A kept object at a place. See `KeptObject`."""
+class _RayActor:
+    """A kept object at a place. See `ActorHandle`."""
 
     def __init__(self, place: _Place, number: int) -> None:
         self.number = number
@@ -147,7 +147,7 @@ class _Kept:
             self._place.replace(self._actor)
             raise WorkerDiedError(f"a place of the worker pool died: {type(error).__name__}") from error
         if kind == "error":
-            raise _raised(value)
+            raise _error_of_reply(value)
         return value
 
     async def close(self) -> None:
@@ -208,16 +208,16 @@ class RayWorkerPool:
         if kind == "timeout":
             raise TimeoutError(value)
         if kind == "error":
-            raise _raised(value)
+            raise _error_of_reply(value)
         return value
 
-    async def keep(
+    async def create_actor(
         self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
-    ) -> KeptObject:
+    ) -> ActorHandle:
         if self._closed:
             raise WorkerDiedError("the worker pool is closed")
         place = min(self._places, key=lambda p: p.num_kept / p.num_workers)
-        kept = _Kept(place, next(self._numbers))
+        kept = _RayActor(place, next(self._numbers))
         try:
             await kept.ask(lambda actor: actor.keep.remote(kept.number, factory, args, prepare))
         except BaseException:
@@ -225,7 +225,7 @@ class RayWorkerPool:
             raise
         return kept
 
-    def beside(self, num_workers: int) -> RayWorkerPool:
+    def sub_pool(self, num_workers: int) -> RayWorkerPool:
         return RayWorkerPool(num_workers, self._options, memory_limit_bytes=0)
 
     def health(self) -> dict[str, int]:

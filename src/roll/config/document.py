@@ -122,9 +122,9 @@ def read(path: str | Path) -> Document:
         with Path(path).open("rb") as file:
             data = file.read(_LARGEST + 1)
     except FileNotFoundError:
-        from roll.registry import looked_from
+        from roll.registry import search_directory_note
 
-        where = looked_from(path)
+        where = search_directory_note(path)
         raise ConfigError(f"configuration file '{name}' does not exist{where}.{_similar_file(Path(path))}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -147,13 +147,13 @@ def read(path: str | Path) -> Document:
 
 
 def _similar_file(path: Path) -> str:
-    from roll.registry import nearest
+    from roll.registry import did_you_mean
 
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".yaml", ".yml"}]
     except OSError:
         return f" There is no directory '{path.parent}'."
-    return nearest(path.name, names)
+    return did_you_mean(path.name, names)
 
 
 def _kind(value: object) -> str:

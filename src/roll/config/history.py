@@ -22,7 +22,7 @@ from typing import Any
 from roll.config.document import dump, parse, read
 from roll.config.renamed import rename_config, rename_setting
 from roll.errors import ConfigError, DataError, RunDirectoryError
-from roll.records import checked
+from roll.records import validate_record
 
 __all__ = [
     "CONFIG",
@@ -92,7 +92,9 @@ def read_history(run: Path) -> list[Entry]:
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise RunDirectoryError(f"'{path}' cannot be read: {error}") from None
     try:
-        found = [checked(Entry, entry, "a change") for entry in (entries if isinstance(entries, list) else [entries])]
+        found = [
+            validate_record(Entry, entry, "a change") for entry in (entries if isinstance(entries, list) else [entries])
+        ]
     except DataError as error:
         raise RunDirectoryError(
             f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it, and "

@@ -22,7 +22,7 @@ from roll.config.problems import at, describe, message, show
 from roll.config.renamed import rename_config
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = [
     "ConfigSource",
@@ -127,7 +127,7 @@ def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
     name, origin = _pipeline_name(document, overrides)
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES.get(name)
-    hint = nearest(str(name), list(PIPELINES))
+    hint = did_you_mean(str(name), list(PIPELINES))
     known = ", ".join([*PIPELINES, "path/to/file.py:Class"])
     raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {known}.")
 

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dotted, dump
 from roll.config.keys import Shape, all_keys, child, sections_of, shape_of, tag_key, type_words
-from roll.registry import close_names, count_edits, nearest
+from roll.registry import close_names, count_edits, did_you_mean
 
 __all__ = ["describe", "message", "show", "unknown_key"]
 
@@ -152,7 +152,7 @@ def _expected(shape: Shape) -> str:
 def _hint(shape: Shape, value: Any) -> str:
     choices = [str(choice) for choice in get_args(shape.scalar)]
     if choices and isinstance(value, str):
-        return nearest(value, choices)
+        return did_you_mean(value, choices)
     if isinstance(value, str) and shape.scalar in (int, float) and _number(value):
         return f" Write it without quotes: {value}."
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and shape.scalar is int:
@@ -212,7 +212,7 @@ def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) ->
         hint = f" Is '{dotted((_closest(key, strange)[0],))}' meant for it?" if strange else ""
         return f"missing key '{dotted((*path, key))}'{where}: write one of {names}.{hint}"
     tag = value[key]
-    hint = nearest(str(tag), list(known))
+    hint = did_you_mean(str(tag), list(known))
     return f"'{dotted((*path, key))}'{where}: {show(tag)} is not known.{hint} Known: {names}."
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.errors import DataError, short
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = ["ROLES", "ArrowRow", "BadRow", "Row", "as_list", "column", "is_null", "unicode_text"]
 
@@ -42,7 +42,8 @@ def column(row: Row, name: str, where: str, option: str) -> Any:
         columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
         raise BadRow(
             "missing column",
-            f"{where}: there is no column '{name}'.{nearest(name, [c for c in row if isinstance(c, str)])} It has: "
+            f"{where}: there is no column "
+            f"'{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} It has: "
             f"{columns}. "
             f"Set `{option}` to the right one.",
         )

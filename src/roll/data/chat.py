@@ -74,13 +74,15 @@ class ChatRenderer:
         """
         if self.has_template:
             return self._template.render(messages, tools=tools, **(template_kwargs or {}))
-        return _joined(messages, self.spelt(np.array([self.end_token])) if _answered(messages) else "")
+        return _joined(
+            messages, self.decode_with_special_tokens(np.array([self.end_token])) if _answered(messages) else ""
+        )
 
     def tokens(self, text: str) -> IntArray:
         """Return the token IDs of a text that `text` returned, shape [P]."""
         return self.piece(text, first=not self.has_template)
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         """Return the text of an answer, with special tokens, and whether an end token, which the text lacks, ended it.
 
         Args:
@@ -88,12 +90,17 @@ class ChatRenderer:
             after: Token IDs before the answer, shape [C]: some tokenizers write a space only after another token.
             stops: IDs that end an answer, in addition to the special tokens.
         """
-        ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self.spelt(answer[-1:])))
+        ended = bool(len(answer)) and (
+            int(answer[-1]) in stops or self._special.has(self.decode_with_special_tokens(answer[-1:]))
+        )
         body, anchor = answer[: len(answer) - ended], after[-1:]
-        before, whole = self.spelt(anchor), self.spelt(np.concatenate([anchor, body]))
-        return (whole[len(before) :] if whole.startswith(before) else self.spelt(body)), ended
+        before, whole = (
+            self.decode_with_special_tokens(anchor),
+            self.decode_with_special_tokens(np.concatenate([anchor, body])),
+        )
+        return (whole[len(before) :] if whole.startswith(before) else self.decode_with_special_tokens(body)), ended
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         """Return the token IDs behind an answer, shape [N]; `None` if no special token separates them from the answer.
 
         Args:
@@ -104,7 +111,7 @@ class ChatRenderer:
         if end is None:
             return None
         ids = self.piece(text)
-        return ids[ended:] if len(ids) and self.spelt(ids[:1]) == end else None
+        return ids[ended:] if len(ids) and self.decode_with_special_tokens(ids[:1]) == end else None
 
     @property
     def drops_tools(self) -> bool:
@@ -126,9 +133,9 @@ class ChatRenderer:
                 return False
         return True
 
-    def spelt(self, token_ids: IntArray) -> str:
+    def decode_with_special_tokens(self, token_ids: IntArray) -> str:
         """Return the text, special tokens included, as the model wrote it."""
-        return self._decoder.spelt(token_ids)
+        return self._decoder.decode_with_special_tokens(token_ids)
 
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         """Return the token IDs of a text, shape [N]; only the `first` piece gets the tokenizer's begin tokens."""
@@ -140,7 +147,7 @@ class ChatRenderer:
             ids = self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"]
         return np.asarray(self._beginning.once(text, ids) if first else ids, dtype=np.int32)
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         """Return foreign text that cannot end a message or begin one of another role: the model reads `< |im_end|>`."""
         return text if self._boundaries is None else parted(text, self._boundaries)
 

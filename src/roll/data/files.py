@@ -14,7 +14,7 @@ from roll.config.sources import FileTable
 from roll.data.cells import ArrowRow, BadRow, Row
 from roll.data.rows import Table
 from roll.errors import DataError, short
-from roll.registry import looked_from, nearest
+from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["JsonlTable", "ParquetTable", "file_tables", "open_table"]
 
@@ -55,12 +55,14 @@ def _missing(path: Path) -> str:
     if path.is_dir():
         return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
-        return f"data file '{path}' does not exist, nor does its directory{looked_from(path)}: check the path."
+        return (
+            f"data file '{path}' does not exist, nor does its directory{search_directory_note(path)}: check the path."
+        )
     try:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         beside = []
-    return f"data file '{path}' does not exist{looked_from(path)}.{nearest(path.name, beside)}"
+    return f"data file '{path}' does not exist{search_directory_note(path)}.{did_you_mean(path.name, beside)}"
 
 
 class JsonlTable:

@@ -12,7 +12,7 @@ from roll.config.sources import HuggingFaceTable
 from roll.data.cells import ArrowRow, Row
 from roll.data.rows import Table
 from roll.errors import DataError
-from roll.registry import looked_from, nearest
+from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["DatasetTable", "huggingface_tables"]
 
@@ -41,7 +41,7 @@ class DatasetTable:
     def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:
         if split not in splits:
             raise DataError(
-                f"dataset '{config.path}' has no split '{split}'.{nearest(split, list(splits))} "
+                f"dataset '{config.path}' has no split '{split}'.{did_you_mean(split, list(splits))} "
                 f"It has: {', '.join(splits)}."
             )
         self.name = f"dataset '{config.path}', split '{split}'"
@@ -104,7 +104,8 @@ def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
             loaded = datasets.load_dataset(str(path) if path.is_dir() else config.path, name=config.name)
     except Exception as error:  # readers and the network may raise anything about the user's source
         raise DataError(
-            f"dataset '{config.path}'{looked_from(config.path)} cannot be loaded: {_first_line(error)} Give a "
+            f"dataset '{config.path}'{search_directory_note(config.path)} cannot be loaded: "
+            f"{_first_line(error)} Give a "
             "directory (of `save_to_disk`, or with data files) or a hub id that this machine can reach."
         ) from error
     finally:

@@ -54,7 +54,7 @@ def _is_rendered(text: str, renderer: ChatRenderer) -> bool:
 def _check_special(prompt: Prompt, renderer: ChatRenderer) -> None:
     texts = [text for message in prompt.asked for text in texts_in(message)]
     found = next(filter(None, map(renderer.special_in, [*texts, *texts_of_tools(prompt.tools)])), None)
-    if found is None and renderer.harmless(prompt.prefill) != prompt.prefill:
+    if found is None and renderer.escape_special_tokens(prompt.prefill) != prompt.prefill:
         found = renderer.special_in(prompt.prefill) or prompt.prefill[:60]
     if found is not None:
         raise BadRow(

@@ -9,7 +9,7 @@ from roll.config.data import ReasoningGymData
 from roll.data.conversations import messages_of
 from roll.data.source import PromptList
 from roll.errors import DataError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.types import Prompt
 
 __all__ = ["load_task", "reasoning_gym_prompts"]
@@ -29,7 +29,7 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
 
     if name not in DATASETS:
         raise DataError(
-            f"reasoning-gym has no task '{name}'.{nearest(name, list(DATASETS))} See "
+            f"reasoning-gym has no task '{name}'.{did_you_mean(name, list(DATASETS))} See "
             '`python -c "from reasoning_gym.factory import DATASETS; print(*DATASETS)"` for all of them.'
         )
     refused = sorted({"seed", "size"} & set(options))
@@ -40,7 +40,8 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
         if option not in known:
             settable = ", ".join(field for field in known if field not in ("seed", "size"))
             raise DataError(
-                f"reasoning-gym task '{name}' has no option '{option}'.{nearest(option, known)} It has: {settable}."
+                f"reasoning-gym task '{name}' has no option '{option}'.{did_you_mean(option, known)} It has: "
+                f"{settable}."
             )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)

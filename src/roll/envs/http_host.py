@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from roll.envs.base import Started, Stepped
 from roll.envs.hosting import HostedEnv
 from roll.errors import DataError, InfraError
-from roll.proxies import proxy_for, through
+from roll.proxies import proxy_for, proxy_note
 from roll.types import EnvironmentSettings
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class HttpHost:
                 said = await response.json(content_type=None)
                 status = response.status
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            what = f"does not answer: {type(error).__name__}: {error}{through(url)}"
+            what = f"does not answer: {type(error).__name__}: {error}{proxy_note(url)}"
             raise InfraError(f"the server at {url} {what}") from error
         if not isinstance(said, dict):
             raise InfraError(f"the server at {url} answers with no object")

@@ -7,7 +7,7 @@ from typing import Any
 from roll.envs.base import Started, Stepped
 from roll.envs.hosting import HostedEnv, build
 from roll.envs.registration import find
-from roll.protocols import KeptObject, WorkerPool
+from roll.protocols import ActorHandle, WorkerPool
 from roll.types import EnvironmentSettings
 
 __all__ = ["PoolHost"]
@@ -25,14 +25,14 @@ class PoolHost:
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
         """See `Host`; the environment's class is imported once, and shared by all instances."""
-        return _InProcess(await self._pool.keep(build, settings, prepare=(find, (settings.name,))))
+        return _InProcess(await self._pool.create_actor(build, settings, prepare=(find, (settings.name,))))
 
     async def close(self) -> None:
         """See `Host`: the pool's owner closes the pool."""
 
 
 class _InProcess:
-    def __init__(self, kept: KeptObject) -> None:
+    def __init__(self, kept: ActorHandle) -> None:
         self._kept = kept
 
     async def reset(self, seed: int | None = None) -> Started:

@@ -17,7 +17,7 @@ from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
 from roll.extensions import ExtensibleRegistry
-from roll.registry import close_names, import_object, nearest
+from roll.registry import close_names, did_you_mean, import_object
 from roll.user_code import load_function
 
 __all__ = ["ENVS", "FAMILIES", "INSTALLED_ENVS", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
@@ -211,6 +211,7 @@ def _refuse_unknown(id: str, kind: Callable[..., Any], arguments: Mapping[str, A
     unknown = [name for name in arguments if name not in accepted]
     if unknown:
         raise DataError(
-            f"environment '{id}' has no argument {' and no '.join(map(repr, unknown))}.{nearest(unknown[0], accepted)} "
+            f"environment '{id}' has no argument "
+            f"{' and no '.join(map(repr, unknown))}.{did_you_mean(unknown[0], accepted)} "
             f"It accepts: {', '.join(accepted) or 'none'}."
         )

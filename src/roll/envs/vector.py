@@ -20,7 +20,7 @@ import numpy as np
 
 from roll.envs.base import Stepped, awaited
 from roll.errors import DataError, InfraError
-from roll.running import result_of
+from roll.running import wait_for_future
 
 __all__ = ["AsyncVectorEnv", "Autoreset", "SyncVectorEnv", "VectorEnv", "VectorStep"]
 
@@ -191,7 +191,7 @@ class AsyncVectorEnv(VectorEnv):
 
     def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
         futures = {index: self._pool.submit(self._caught, task) for index, task in work.items()}
-        return {index: result_of(future) for index, future in futures.items()}
+        return {index: wait_for_future(future) for index, future in futures.items()}
 
     def close(self) -> None:
         try:
@@ -216,7 +216,7 @@ class _Loop:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_served, args=(self._loop,), name="environments", daemon=True)
                 self._thread.start()
-        return result_of(asyncio.run_coroutine_threadsafe(awaited(value), self._loop))
+        return wait_for_future(asyncio.run_coroutine_threadsafe(awaited(value), self._loop))
 
     def close(self) -> None:
         loop, self._loop = self._loop, None

@@ -41,7 +41,7 @@ from roll.inference.hf_requests import RequestQueue, Row, check_options, check_r
 from roll.inference.hf_thread import WorkerThread
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
-from roll.running import or_leave
+from roll.running import run_detached
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -113,7 +113,7 @@ class HFEngine:
         started = time.perf_counter()
         self._executor = WorkerThread(f"roll-{self.engine_id}")
         try:
-            self._decoder = await or_leave(self._executor.submit(_build_decoder, self._spec))
+            self._decoder = await run_detached(self._executor.submit(_build_decoder, self._spec))
         except BaseException:
             self._executor.shutdown(wait=False)
             self._executor = None

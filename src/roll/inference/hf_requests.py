@@ -9,7 +9,7 @@ import numpy as np
 
 from roll.errors import ConfigError, UserError
 from roll.inference.spec import EngineSpec, refuse_adapter, refuse_media
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.types import FinishReason, Generation, GenerationRequest, sequence_key
 
 __all__ = ["RequestQueue", "Row", "check_options", "check_request", "new_row", "prefill_key", "row_uniforms"]
@@ -187,7 +187,7 @@ def check_options(spec: EngineSpec) -> None:
     for key, value in spec.options.items():
         if key not in OPTIONS:
             raise ConfigError(
-                f"inference.options.{key}: the hf engine has no such option.{nearest(key, list(OPTIONS))} "
+                f"inference.options.{key}: the hf engine has no such option.{did_you_mean(key, list(OPTIONS))} "
                 f"Known: {', '.join(OPTIONS)}."
             )
         choices = OPTIONS[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from roll.errors import ConfigError, EngineError, RollError, in_one_line, raised_at
+from roll.errors import ConfigError, EngineError, RollError, one_line_error, raised_at
 from roll.protocols import InferenceEngine, PauseMode, SupportsReadback
 from roll.types import (
     EngineLoad,
@@ -44,7 +44,7 @@ class OwnEngine:
         except RollError:
             raise
         except Exception as error:
-            place, what = raised_at(error), in_one_line(error)
+            place, what = raised_at(error), one_line_error(error)
             raise ConfigError(f"engine '{kind}' cannot be built with an EngineSpec ({place}): {what}") from error
         missing = [name for name in _METHODS if not callable(getattr(self._engine, name, None))]
         if missing:
@@ -115,7 +115,7 @@ class OwnEngine:
         except RollError:
             raise
         except Exception as error:
-            raise self._error(f"{name} failed at {raised_at(error)}: {in_one_line(error)}") from error
+            raise self._error(f"{name} failed at {raised_at(error)}: {one_line_error(error)}") from error
 
     def _checked(self, name: str, answer: Any, kind: type[Any]) -> Any:
         if not isinstance(answer, kind):

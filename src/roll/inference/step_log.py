@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from roll.types import EngineStretch
+from roll.types import EngineStepSpan
 
 __all__ = ["StepLog"]
 
@@ -33,7 +33,7 @@ class StepLog:
         self._epoch = wall() - clock()
         self._since: float | None = None
         self._num_silent = 0
-        self._stretches: deque[EngineStretch] = deque(maxlen=KEPT)
+        self._stretches: deque[EngineStepSpan] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
         """Start timing a step of an engine that was idle or paused."""
@@ -45,7 +45,7 @@ class StepLog:
         since, self._since = self._since, now
         if since is None or self._num_silent or not num_decoding + num_started:
             return
-        fresh = EngineStretch(
+        fresh = EngineStepSpan(
             began_s=self._epoch + since,
             duration_s=now - since,
             num_steps=1,
@@ -75,14 +75,14 @@ class StepLog:
         finally:
             self._num_silent -= 1
 
-    def take(self) -> list[EngineStretch]:
+    def take(self) -> list[EngineStepSpan]:
         """Return the stretches collected since the last call."""
         taken = list(self._stretches)
         self._stretches.clear()
         return taken
 
 
-def _continues(last: EngineStretch, fresh: EngineStretch) -> bool:
+def _continues(last: EngineStepSpan, fresh: EngineStepSpan) -> bool:
     """Return whether two stretches can be merged: both only decode, for equally many requests, without a pause in
     between.
     """

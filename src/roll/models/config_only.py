@@ -12,7 +12,7 @@ from roll.models.hub_fetch import FetchError, fetch_config
 from roll.models.quiet import quiet_transformers
 from roll.models.resolve import find_model_directory
 from roll.models.sizes import read_config, text_part
-from roll.registry import looked_from, nearest
+from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["cache_width", "describe_config", "find_config"]
 
@@ -37,8 +37,9 @@ def find_config(name: str) -> Path:
         raise ModelError(f"'{name}' has no config.json: give a config.json, a model directory or a hub id.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
-            f"model '{name}' is not known, not on this machine, and not a hub id (owner/name){looked_from(name)}."
-            f"{nearest(path.name.lower(), list(CATALOGUE))}"
+            f"model '{name}' is not known, not on this machine, and not a hub id "
+            f"(owner/name){search_directory_note(name)}."
+            f"{did_you_mean(path.name.lower(), list(CATALOGUE))}"
         )
     return _fetch_config(name)
 

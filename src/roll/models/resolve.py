@@ -10,7 +10,7 @@ from roll.config.base import expanded
 from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE, cached_directory, prepare
 from roll.models.directory import MissingFileError, check_directory
-from roll.registry import looked_from, nearest
+from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["find_model", "find_model_directory", "resolve_model"]
 
@@ -119,11 +119,12 @@ def _refuse(name: str, why: str) -> NoReturn:
     """Raise the error for a model that does not exist."""
     local = Path(name).expanduser()
     runs = [run for run in _runs_beside(name) if find_model_directory(local.parent / run)]  # others have no model yet
-    hint = nearest(local.name.lower(), [*CATALOGUE, *runs])
+    hint = did_you_mean(local.name.lower(), [*CATALOGUE, *runs])
     if runs:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
         hint += f" Runs in '{local.parent}': {listed}."
     raise ModelError(
-        f"model '{name}' {why}{looked_from(name)}.{hint} Give a catalogue name ({', '.join(CATALOGUE)}), a run, a "
+        f"model '{name}' {why}{search_directory_note(name)}.{hint} Give a catalogue name "
+        f"({', '.join(CATALOGUE)}), a run, a "
         "local Hugging Face directory, or, with network access, a hub id."
     )

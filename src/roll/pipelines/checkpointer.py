@@ -132,7 +132,7 @@ class Checkpointer:
             return
         try:
             async with self._saying_what_to_do(pending.final, pending.temporary):
-                if self.config.asynchronous and not all([await t.written(wait=wait) for t in self._trainers]):
+                if self.config.asynchronous and not all([await t.is_save_written(wait=wait) for t in self._trainers]):
                     return
                 await asyncio.to_thread(self._publish, pending)
         except BaseException:
@@ -192,7 +192,7 @@ class Checkpointer:
             raise
         except Exception as error:
             if self.config.asynchronous:  # report the same failure of other trainers once
-                await asyncio.gather(*(t.written(wait=True) for t in self._trainers), return_exceptions=True)
+                await asyncio.gather(*(t.is_save_written(wait=True) for t in self._trainers), return_exceptions=True)
             raise _failed(final, temporary, error) from error
 
 

@@ -14,7 +14,7 @@ from roll.models import write_older_spellings
 from roll.models.directory import check_directory, stored_tensors
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
 from roll.pipelines.model_card import model_card
-from roll.registry import looked_from
+from roll.registry import search_directory_note
 
 __all__ = ["check_hub", "export", "upload"]
 
@@ -35,7 +35,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     if model is None:
         saved = ", ".join(path.name for path in checkpoints(source).values())
         raise RunDirectoryError(
-            f"'{source}' is neither a run with a checkpoint nor a checkpoint{looked_from(source)}. "
+            f"'{source}' is neither a run with a checkpoint nor a checkpoint{search_directory_note(source)}. "
             + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
         )
     if adapter:

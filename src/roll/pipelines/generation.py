@@ -30,7 +30,7 @@ from roll.rollout import LLMProxy, RolloutScheduler, Router
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.episode import EpisodePlan
 from roll.rollout.lifecycle import FINAL
-from roll.rollout.loops import RolloutLoop, own_loop
+from roll.rollout.loops import RolloutLoop, load_own_loop
 from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.wait_phases import WaitPhases
@@ -214,7 +214,7 @@ async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -
     """Return the configured rollout loop, or `None` for ROLL's own; `stack` closes the resources of an agent."""
     agent = config.rollout.agent
     if agent is None:
-        return own_loop(config.rollout.loop)
+        return load_own_loop(config.rollout.loop)
     return await stack.enter_async_context(open_agents(agent, config.sandbox, max_context=roles.max_context))
 
 

@@ -26,7 +26,7 @@ from roll.pipelines.environments import first_observations
 from roll.rewards.python import check_reward_functions
 from roll.rewards.reward_model import check_reward_models
 from roll.rollout import SamplingPlan
-from roll.rollout.loops import own_loop
+from roll.rollout.loops import load_own_loop
 from roll.running import run_to_end
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
@@ -63,7 +63,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         check_reward_functions(config.data)
         check_reward_models(config.data)
     check_agent(config.rollout.agent)
-    own_loop(config.rollout.loop)
+    load_own_loop(config.rollout.loop)
     run_to_end(first_observations(config.data, config.sandbox, config.pipeline))
     model_path = resolve_model(config.model.path)
     check_experts(model_path, config.training.parallel.ep)

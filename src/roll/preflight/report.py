@@ -10,7 +10,7 @@ from roll.config.judge import JudgeConfig
 from roll.errors import short
 
 if TYPE_CHECKING:
-    from roll.cluster.devices import Placement, Seat
+    from roll.cluster.devices import Placement, PlacementSlot
     from roll.config.estimate import DiskUse, JudgeEngines, RoleMemory
     from roll.config.run import RunConfig
     from roll.models import ModelDescription
@@ -145,7 +145,7 @@ def _where(report: Report, role: str) -> str:
     return "; ".join(dict.fromkeys(_seat(seat) for seat in report.placement.seats[role]))
 
 
-def _seat(seat: Seat) -> str:
+def _seat(seat: PlacementSlot) -> str:
     numbers = ", ".join(str(device) for device in seat.local_devices)
     return f"node {seat.node} device {numbers}"
 

@@ -3,13 +3,13 @@
 from roll.protocols.data import Draw, Items, PromptSource, Reward
 from roll.protocols.engines import InferenceEngine, PauseMode, SupportsReadback
 from roll.protocols.trainers import LossFn, Scorer, StateKind, TrainBackend, TrainerGroup, WeightSource
-from roll.protocols.workers import KeptObject, WorkerPool
+from roll.protocols.workers import ActorHandle, WorkerPool
 
 __all__ = [
+    "ActorHandle",
     "Draw",
     "InferenceEngine",
     "Items",
-    "KeptObject",
     "LossFn",
     "PauseMode",
     "PromptSource",

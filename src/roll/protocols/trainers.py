@@ -145,7 +145,7 @@ class TrainBackend(Protocol):
         """
         ...
 
-    def written(self, *, wait: bool) -> bool:
+    def is_save_written(self, *, wait: bool) -> bool:
         """Return whether the last save is on disk; the error of a failed background save is raised here, once."""
         ...
 
@@ -229,8 +229,8 @@ class TrainerGroup(ABC):
     async def save(self, path: Path, *, background: bool = False) -> None:
         await self._call("save", path.absolute(), background=background)
 
-    async def written(self, *, wait: bool) -> bool:
-        return await self._call("written", wait=wait)
+    async def is_save_written(self, *, wait: bool) -> bool:
+        return await self._call("is_save_written", wait=wait)
 
     async def load(self, path: Path) -> None:
         await self._call("load", path.absolute())

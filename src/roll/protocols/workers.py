@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-__all__ = ["KeptObject", "WorkerPool"]
+__all__ = ["ActorHandle", "WorkerPool"]
 
 
 @runtime_checkable
-class KeptObject(Protocol):
+class ActorHandle(Protocol):
     """An object in a dedicated process; one caller calls its methods one at a time."""
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -39,9 +39,9 @@ class WorkerPool(Protocol):
         """
         ...
 
-    async def keep(
+    async def create_actor(
         self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
-    ) -> KeptObject:
+    ) -> ActorHandle:
         """Create `factory(*args)` in a dedicated process, and keep it there until it is closed.
 
         Args:
@@ -56,7 +56,7 @@ class WorkerPool(Protocol):
         """
         ...
 
-    def beside(self, num_workers: int) -> WorkerPool:
+    def sub_pool(self, num_workers: int) -> WorkerPool:
         """Return another pool on the same nodes, for work that must not wait for this pool's; it has no memory limit.
 
         Its processes start on first use. The caller must close it.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from roll.errors import ConfigError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.rewards.sentences import capital_words, num_words, sentences
 from roll.version import install_extra
 
@@ -198,7 +198,7 @@ def check(instruction: str, arguments: Arguments, text: str) -> bool:
         function = INSTRUCTIONS[instruction]
     except KeyError:
         raise InstructionError(
-            f"unknown instruction '{instruction}'.{nearest(instruction, list(INSTRUCTIONS))}"
+            f"unknown instruction '{instruction}'.{did_you_mean(instruction, list(INSTRUCTIONS))}"
         ) from None
     try:
         followed = function(text, arguments)

@@ -162,7 +162,7 @@ def reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifi
     """Build the verifier, which scores in worker processes of its own, separate from the pool."""
     import math
 
-    own = pool.beside(config.num_workers)
+    own = pool.sub_pool(config.num_workers)
     settings = config.model_dump_json()
 
     async def score(items: Sequence[tuple[Conversation, str]]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.batch import Batch, BatchSpec
-from roll.rollout.census import Census
+from roll.rollout.census import SelectionBias
 from roll.rollout.controller import AsyncController
 from roll.rollout.ledger import DataLedger
 from roll.rollout.lifecycle import LifeCycle, RolloutState, Transition
@@ -14,7 +14,6 @@ __all__ = [
     "AsyncController",
     "Batch",
     "BatchSpec",
-    "Census",
     "DataLedger",
     "LLMProxy",
     "LifeCycle",
@@ -22,5 +21,6 @@ __all__ = [
     "RolloutState",
     "Router",
     "SamplingPlan",
+    "SelectionBias",
     "Transition",
 ]

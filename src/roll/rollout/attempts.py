@@ -184,10 +184,10 @@ class Attempts:
                 life.move(rollout_id, RolloutState.ACCEPTED)
                 return scored
         life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
-        return replace(rollout or _nothing(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
+        return replace(rollout or _empty_rollout(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
 
 
-def _nothing(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
+def _empty_rollout(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
     """Return an empty rollout for an attempt that never got an answer."""
     return Rollout(
         draw_id=draw.draw_id,

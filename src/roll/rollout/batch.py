@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roll.rollout.attempts import SamplingPlan
-from roll.rollout.census import Census
-from roll.rollout.group_run import Doom
+from roll.rollout.census import SelectionBias
+from roll.rollout.group_run import EarlyStopPredicate
 from roll.types import Group, PromptDraw
 
 __all__ = ["Batch", "BatchSpec"]
@@ -29,7 +29,7 @@ class BatchSpec:
     """Returns why a filter leaves a group out, empty if it passes; set if groups that are left out are replaced."""
     max_refills: int = 0
     """Replacement groups that a step may launch, as a multiple of N."""
-    doomed: Doom | None = None
+    doomed: EarlyStopPredicate | None = None
     """Predicate that tells whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the domains if they are trained in fixed proportion (`Quotas`); empty if the mix is free."""
@@ -57,5 +57,5 @@ class Batch:
     """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: list[int] = field(default_factory=list)
     """Staleness of each group in policy versions, from its first rollout's begin."""
-    census: Census | None = None
+    census: SelectionBias | None = None
     """Statistics of counted and launched rollouts, if the scheduling chooses among rollouts."""

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from roll.rollout.group_run import GroupRun
 from roll.types import Rollout
 
-__all__ = ["Census"]
+__all__ = ["SelectionBias"]
 
 
 @dataclass(kw_only=True, slots=True)
-class Census:
+class SelectionBias:
     """Statistics of the rollouts that one step accounts for."""
 
     counted: list[tuple[float, int]] = field(default_factory=list)

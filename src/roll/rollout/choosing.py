@@ -138,25 +138,25 @@ def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str
             return []
         return buffer.oldest_ready() if buffer.may_take() else None
     if not current.first_finished:
-        return _launched_first(buffer, wanted, quota)
+        return _first_launched(buffer, wanted, quota)
     if any(live.draw_id in current.mandatory for live in buffer.running):
         return None
     first = sorted(buffer.ready, key=lambda live: (live.draw_id not in current.mandatory, live.finished))
-    taken = list(_within(first, wanted, quota))
+    taken = list(_within_quotas(first, wanted, quota))
     return sorted(taken, key=lambda live: live.order) if len(taken) == wanted or not buffer.running else None
 
 
-def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
+def _first_launched(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
     """Return the first `wanted` groups in launch order, or `None` while one of them still runs."""
     taken: list[LiveGroup] = []
-    for live in _within((live for live in buffer if not live.taken), wanted, quota):
+    for live in _within_quotas((live for live in buffer if not live.taken), wanted, quota):
         if live.finished is None:
             return None
         taken.append(live)
     return taken
 
 
-def _within(entries: Iterable[LiveGroup], wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
+def _within_quotas(entries: Iterable[LiveGroup], wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
     """Yield the first `wanted` groups, at most the quota of each domain."""
     left = Counter(quota)
     count = 0

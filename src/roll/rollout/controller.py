@@ -36,7 +36,7 @@ from contextlib import asynccontextmanager
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
-from roll.rollout.census import Census
+from roll.rollout.census import SelectionBias
 from roll.rollout.choosing import Round, choose, next_round, take_first
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
@@ -89,7 +89,7 @@ class AsyncController:
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
         self._expired: dict[int, tuple[GroupRun, str]] = {}
         self._expired_lengths: list[int] = []
-        self._census = Census()
+        self._census = SelectionBias()
         self._num_refills = 0
         self._refills_due: list[str] = []
         """Domains of the replacement groups to launch when a round of type `batch` has ended."""
@@ -186,7 +186,7 @@ class AsyncController:
             self._config,
             places={**self._quota} or {None: size},
             deferred=Counter(self._share_of(draw) for draw in self._deferred),
-            later=None if left is None else ({**self._quotas.ahead(left)} if self._quotas else {None: left}),
+            later=None if left is None else ({**self._quotas.peek(left)} if self._quotas else {None: left}),
             group_size=self._spec.plans[0].group_size,
         )
         first = take_first(self._deferred, current.deferred, self._share_of)
@@ -213,7 +213,7 @@ class AsyncController:
         if missing > 0:
             first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
             count = missing - len(first)
-            domains: Sequence[str | None] = self._quotas.in_order(count) or [None] * count
+            domains: Sequence[str | None] = self._quotas.deal_in_order(count) or [None] * count
             self._launch([*first, *(draw for domain in domains for draw in self._spec.draw(1, domain))])
 
     def _launch(self, draws: Sequence[PromptDraw]) -> None:
@@ -313,7 +313,7 @@ class AsyncController:
         for run, _ in pairs:
             for purpose, group in run.companions.items():
                 batch.companions.setdefault(purpose, []).append(group)
-        self._left_out, self._expired, self._expired_lengths, self._census = {}, {}, [], Census()
+        self._left_out, self._expired, self._expired_lengths, self._census = {}, {}, [], SelectionBias()
         return batch
 
     async def _leave(self, rest: Sequence[LiveGroup]) -> None:

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from roll.errors import DataError
-from roll.rollout.history import TOOL_FORMS, Exchange, ToolForm, history_messages, joined_said, with_said
+from roll.rollout.history import TOOL_FORMS, Exchange, ToolForm, history_messages, join_contents, with_text
 from roll.rollout.loops import Renderer
 from roll.types import History, IntArray, Message
 
-__all__ = ["Dialogue", "Following"]
+__all__ = ["Dialogue", "NextContext"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Following:
+class NextContext:
     """A candidate for the next context."""
 
     token_ids: IntArray
@@ -60,15 +60,15 @@ class Dialogue:
     _answer: IntArray | None = None
     """Answer to the context; `None` before the answer."""
 
-    def answered(self, token_ids: IntArray) -> None:
+    def record_answer(self, token_ids: IntArray) -> None:
         """Record the model's answer to the context."""
         self._answer = token_ids
 
-    def begin_anew(self, prompt: Sequence[Message]) -> None:
+    def restart_context(self, prompt: Sequence[Message]) -> None:
         """Drop all exchanges and continue from a new prompt; the next replies are appended to its last message."""
         self.prompt, self._exchanges, self._answer = prompt, (), None
 
-    def following(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> Following:
+    def next_context(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> NextContext:
         """Return the context that would come next.
 
         Args:
@@ -80,27 +80,27 @@ class Dialogue:
             DataError: The template refuses the conversation.
         """
         if self._answer is None:
-            prompt = with_said(self.prompt, joined_said(replies))
-            return self._anew(prompt, (), self._form)
+            prompt = with_text(self.prompt, join_contents(replies))
+            return self._render_anew(prompt, (), self._form)
         if self._text is None:
             self._text = self.renderer.text(self.prompt, self.tools)
-        body, ended = self.renderer.written(self._answer, self.context, self.stops)
+        body, ended = self.renderer.parse_answer(self._answer, self.context, self.stops)
         said = Exchange(answer=Message(role="assistant", content=body), replies=tuple(replies), calls=tuple(calls))
         exchanges = [*self._exchanges, said]
         if not any(reply.role == "tool" for one in exchanges for reply in one.replies):
-            return self._after(exchanges, self._form, ended)
+            return self._extend_context(exchanges, self._form, ended)
         for form in TOOL_FORMS[TOOL_FORMS.index(self._form) : -1]:
             if not self.renderer.drops_tools:
                 with suppress(DataError):
-                    return self._after(exchanges, form, ended)
-        return self._after(exchanges, TOOL_FORMS[-1], ended)
+                    return self._extend_context(exchanges, form, ended)
+        return self._extend_context(exchanges, TOOL_FORMS[-1], ended)
 
-    def go_on(self, following: Following) -> None:
+    def advance(self, following: NextContext) -> None:
         """Continue the conversation with a context that `following` returned."""
         self.context, self._text, self._answer = following.token_ids, following.text, None
         self.prompt, self._exchanges, self._form = following.prompt, following.exchanges, following.form
 
-    def _after(self, exchanges: list[Exchange], form: ToolForm, ended: bool) -> Following:
+    def _extend_context(self, exchanges: list[Exchange], form: ToolForm, ended: bool) -> NextContext:
         """Return the context after the exchanges, appended to the last context if the template renders that as a
         prefix.
 
@@ -112,19 +112,21 @@ class Dialogue:
         seen = self._text + body
         for content in dict.fromkeys((body, body.strip())):
             tried = [*before, replace(said, answer=Message(role="assistant", content=content))]
-            text = self._rendered(self.prompt, tried, form)
-            added = self.renderer.following(text[len(seen) :], ended) if text.startswith(seen) else None
+            text = self._render(self.prompt, tried, form)
+            added = self.renderer.suffix_ids(text[len(seen) :], ended) if text.startswith(seen) else None
             if added is not None:
                 token_ids = np.concatenate([self.context, self._answer, added]).astype(np.int32)
-                return Following(
+                return NextContext(
                     token_ids=token_ids, text=text, added=added, prompt=self.prompt, exchanges=tried, form=form
                 )
-        return self._anew(self.prompt, exchanges, form)
+        return self._render_anew(self.prompt, exchanges, form)
 
-    def _anew(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> Following:
-        text = self._rendered(prompt, exchanges, form)
-        return Following(token_ids=self.renderer.tokens(text), text=text, prompt=prompt, exchanges=exchanges, form=form)
+    def _render_anew(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> NextContext:
+        text = self._render(prompt, exchanges, form)
+        return NextContext(
+            token_ids=self.renderer.tokens(text), text=text, prompt=prompt, exchanges=exchanges, form=form
+        )
 
-    def _rendered(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> str:
-        messages = history_messages(self.history, prompt, [one.in_form(form) for one in exchanges])
+    def _render(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> str:
+        messages = history_messages(self.history, prompt, [one.to_format(form) for one in exchanges])
         return self.renderer.text(messages, self.tools)

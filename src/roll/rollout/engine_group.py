@@ -63,15 +63,15 @@ class EngineGroup(ABC):
         try:
             await engine.sleep()
         except UnsupportedError:
-            self._woke(engine)
+            self._on_wake(engine)
             raise
 
     async def wake(self, engine: InferenceEngine) -> None:
         """Wake a member, which allocates its memory again; it needs a weight sync before it answers."""
         await engine.wake()
-        self._woke(engine)
+        self._on_wake(engine)
 
-    def _woke(self, engine: InferenceEngine) -> None:
+    def _on_wake(self, engine: InferenceEngine) -> None:
         self._asleep[:] = [other for other in self._asleep if other is not engine]
 
     @cached_property

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 from roll.errors import EngineDiedError, InfraError
 from roll.protocols import InferenceEngine, PauseMode
-from roll.rollout.engine_pace import LOOK_S, Pace
+from roll.rollout.engine_pace import LOOK_S, HangDetector
 from roll.types import Generation, GenerationRequest
 
-__all__ = ["EngineLink"]
+__all__ = ["EngineConnection"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class _Call:
     """For an orphan: done once the engine has released the request."""
 
 
-class EngineLink:
+class EngineConnection:
     """The connection through which all calls to one engine go, until the engine is lost.
 
     Args:
@@ -57,7 +57,7 @@ class EngineLink:
         on_lost: Called once when the engine is lost.
     """
 
-    def __init__(self, engine: InferenceEngine, on_lost: Callable[[EngineLink], None]) -> None:
+    def __init__(self, engine: InferenceEngine, on_lost: Callable[[EngineConnection], None]) -> None:
         self.engine = engine
         self.lost: EngineDiedError | None = None
         """Why the engine is lost; `None` while it is in use."""
@@ -72,7 +72,7 @@ class EngineLink:
         self._sweeper: asyncio.Handle | None = None
         self._paused = False
         self._in_order = asyncio.Lock()
-        self._pace = Pace(0.0)
+        self._pace = HangDetector(0.0)
         self._watching: asyncio.TimerHandle | None = None
 
     # ---- calls
@@ -97,14 +97,14 @@ class EngineLink:
             generation = await call.answer
         except asyncio.CancelledError:
             if call.task in self._calls:
-                self._orphan(call)
+                self._mark_orphan(call)
             raise
         self.has_answered = True
         return generation
 
     async def end_orphan(self, request_id: str) -> None:
         """Wait until the engine has released an earlier request of this id whose caller was canceled."""
-        await self._gone([call for call in self._orphans if call.request_id == request_id])
+        await self._engine_lost([call for call in self._orphans if call.request_id == request_id])
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """See `InferenceEngine.abort`. Like all calls, it raises `EngineDiedError` if the engine is lost."""
@@ -112,11 +112,11 @@ class EngineLink:
 
     async def pause(self, mode: PauseMode) -> None:
         """See `InferenceEngine.pause`."""
-        await self._begin(self._one_by_one(lambda: self.engine.pause(mode), paused=True)).answer
+        await self._begin(self._run_serially(lambda: self.engine.pause(mode), paused=True)).answer
 
     async def resume(self) -> None:
         """See `InferenceEngine.resume`."""
-        await self._begin(self._one_by_one(self.engine.resume, paused=False)).answer
+        await self._begin(self._run_serially(self.engine.resume, paused=False)).answer
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Await any other call to the engine."""
@@ -135,7 +135,7 @@ class EngineLink:
 
     async def end_orphans(self) -> None:
         """Wait until the engine has released every request whose caller was canceled so far."""
-        await self._gone(list(self._orphans))
+        await self._engine_lost(list(self._orphans))
 
     def lose(self, error: EngineDiedError) -> None:
         """Mark the engine as lost: every pending call to it raises the error."""
@@ -148,9 +148,9 @@ class EngineLink:
         for task, call in calls.items():
             task.cancel()
             if not call.answer.done():
-                call.answer.set_exception(self._died())
+                call.answer.set_exception(self._on_death())
                 call.answer.exception()  # marks it as retrieved: the caller may just have been canceled
-            self._ended(call)
+            self._release_call(call)
 
     def close(self) -> None:
         """Stop watching the engine; called when the run ends."""
@@ -161,16 +161,16 @@ class EngineLink:
     ) -> _Call:
         if self.lost is not None:
             work.close()
-            raise self._died()
+            raise self._on_death()
         loop = asyncio.get_running_loop()
         task = loop.create_task(work)
         call = self._calls[task] = _Call(task, loop.create_future(), request_id, on_end)
         self._num_requests += bool(request_id)
-        task.add_done_callback(self._answered)
+        task.add_done_callback(self._on_reply)
         self._watch()
         return call
 
-    def _answered(self, task: asyncio.Task[Any]) -> None:
+    def _on_reply(self, task: asyncio.Task[Any]) -> None:
         call = self._calls.pop(task, None)
         error = None if task.cancelled() else task.exception()
         if call is None:  # the engine was lost before
@@ -183,11 +183,11 @@ class EngineLink:
                 call.answer.exception()
             else:
                 call.answer.set_result(task.result())
-        self._ended(call)
+        self._release_call(call)
         if isinstance(error, EngineDiedError):
             self.lose(error)
 
-    def _ended(self, call: _Call) -> None:
+    def _release_call(self, call: _Call) -> None:
         """Release the resources of a call that the engine no longer works on."""
         self._num_requests -= bool(call.request_id)
         self._orphans.discard(call)
@@ -196,7 +196,7 @@ class EngineLink:
         if call.on_end is not None:
             call.on_end()
 
-    async def _one_by_one(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
+    async def _run_serially(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
         """Run pauses and resumes in the order of their calls, even if a caller was canceled."""
         async with self._in_order:
             await work()
@@ -204,37 +204,37 @@ class EngineLink:
         if not paused:
             self._pace.begin(asyncio.get_running_loop().time())
 
-    def _died(self) -> EngineDiedError:
+    def _on_death(self) -> EngineDiedError:
         assert self.lost is not None, "the engine is lost"
         return EngineDiedError(self.lost.engine_id, self.lost.cause)
 
     # ---- requests whose callers were canceled
 
-    def _orphan(self, call: _Call) -> None:
+    def _mark_orphan(self, call: _Call) -> None:
         call.gone = asyncio.get_running_loop().create_future()
         self._orphans.add(call)
         if self._sweeper is not None:
             self._sweeper.cancel()
-        self._sweeper = asyncio.get_running_loop().call_soon(self._sweep)
+        self._sweeper = asyncio.get_running_loop().call_soon(self._abort_orphans)
 
-    def _sweep(self) -> None:
+    def _abort_orphans(self) -> None:
         """Abort all orphans at the engine."""
         self._sweeper = None
         if self._orphans and self.lost is None:
             ids = [call.request_id for call in self._orphans]
-            self._begin(self.engine.abort(ids)).answer.add_done_callback(self._swept)
+            self._begin(self.engine.abort(ids)).answer.add_done_callback(self._schedule_abort)
 
-    def _swept(self, answer: asyncio.Future[None]) -> None:
+    def _schedule_abort(self, answer: asyncio.Future[None]) -> None:
         """Schedule another abort while orphans are left: an abort may reach the engine before its request does."""
         if answer.cancelled() or self.lost is not None:
             return
         if (error := answer.exception()) is not None:
             logger.warning("engine %s could not abort requests: %s", self.engine.engine_id, error)
         if self._orphans and self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(ABORT_AGAIN_S, self._sweep)
+            self._sweeper = asyncio.get_running_loop().call_later(ABORT_AGAIN_S, self._abort_orphans)
 
     @staticmethod
-    async def _gone(calls: Collection[_Call]) -> None:
+    async def _engine_lost(calls: Collection[_Call]) -> None:
         waiting = [call.gone for call in calls if call.gone is not None]
         if waiting:
             await asyncio.wait(waiting)  # unlike `gather`, does not cancel the futures with the caller
@@ -242,7 +242,7 @@ class EngineLink:
     # ---- hang detection
 
     @property
-    def _owes(self) -> bool:
+    def _has_pending_reply(self) -> bool:
         """Whether the engine owes an answer: tokens, unless it is paused, or the result of another call."""
         return len(self._calls) > self._num_requests or bool(self._num_requests and not self._paused)
 
@@ -254,13 +254,13 @@ class EngineLink:
 
     def _look(self, due: float) -> None:
         self._watching = None
-        if not self._owes or self.lost is not None:
+        if not self._has_pending_reply or self.lost is not None:
             return
         loop = asyncio.get_running_loop()
         now, steps = loop.time(), self.engine.load().num_steps
         if steps is None and len(self._calls) == self._num_requests:
             self._pace.begin(now)  # the engine does not report steps, so progress on requests is unknown
-        if self._pace.look(now, steps or 0, late_s=now - due):
+        if self._pace.observe(now, steps or 0, late_s=now - due):
             self.hangs = True
             slowest = self._pace.slowest_s
             pace = f"its slowest took {slowest:.0f} s" if slowest else "it has made none yet"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["LOOK_S", "Pace"]
+__all__ = ["LOOK_S", "HangDetector"]
 
 LOOK_S = 10.0
 """Time between two checks."""
@@ -22,7 +22,7 @@ RECENT = 256
 """Number of recent checks that saw a step, of which the slowest counts."""
 
 
-class Pace:
+class HangDetector:
     """Observed pace of one engine's steps.
 
     Args:
@@ -41,7 +41,7 @@ class Pace:
         return max(self._gaps, default=0.0)
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """Time without a step after which the engine counts as hanging."""
         if not self._gaps:
             return FIRST_STEP_S
@@ -52,7 +52,7 @@ class Pace:
         """Restart the clock when the engine has work again."""
         self.since = now
 
-    def look(self, now: float, num_steps: int, *, late_s: float = 0.0) -> bool:
+    def observe(self, now: float, num_steps: int, *, late_s: float = 0.0) -> bool:
         """Return whether the engine hangs.
 
         Args:
@@ -65,4 +65,4 @@ class Pace:
             self._num_steps = num_steps
             self._gaps.append(now - self.since)
             self.since = now
-        return now - self.since > self.patience_s
+        return now - self.since > self.timeout_s

@@ -25,10 +25,10 @@ from roll.envs.base import Started
 from roll.envs.heard import check_consumed
 from roll.envs.hosting import EnvHosts
 from roll.errors import DataError
-from roll.rollout.dialogue import Dialogue, Following
-from roll.rollout.history import longest_fitting, shortened, with_said, without_thinking
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
-from roll.rollout.replaying import Played, check_replay, not_there, recalling
+from roll.rollout.dialogue import Dialogue, NextContext
+from roll.rollout.history import find_longest_fitting, shorten_messages, with_text, without_thinking
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, join_turns, next_turn, single_answer
+from roll.rollout.replaying import ReplayedPart, build_replay_error, check_replay, replay_generate
 from roll.types import (
     Anchor,
     Branch,
@@ -46,7 +46,7 @@ from roll.types import (
     with_texts,
 )
 
-__all__ = ["EpisodePlan", "loop_for", "opened", "play"]
+__all__ = ["EpisodePlan", "loop_for", "play", "with_first_observation"]
 
 CHARS_PER_TOKEN = 16
 """A text with more characters than this times the context's tokens is cut before it is tokenized."""
@@ -105,7 +105,7 @@ async def play(
     async with hosts.open(settings) as env:
         observation, info = await env.reset(settings.seed)
         if settings.opening:
-            draw = opened(draw, (observation, info), renderer, plan)
+            draw = with_first_observation(draw, (observation, info), renderer, plan)
             first = replace(first, token_ids=draw.token_ids)
         dialogue = Dialogue(
             renderer=renderer,
@@ -116,12 +116,12 @@ async def play(
             stops=first.sampling.stop_token_ids,
         )
         if anchor is not None:
-            generate = recalling(anchor, generate)
+            generate = replay_generate(anchor, generate)
         episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
         for turn in range(1, draw.prompt.turns + 1):
             state = str(info.get("state", ""))
             if anchor is not None and turn == anchor.num_turns + 1:
-                episode.begin_here(anchor, state)
+                episode.begin_at_anchor(anchor, state)
             answer = await episode.ask()
             if answer.finish_reason != "stop":
                 episode.note_turn(answer, state=state)
@@ -129,14 +129,14 @@ async def play(
             observation, reward, ended, cut_off, info = await env.step(_action(answer, dialogue, renderer))
             episode.note_turn(answer, reward=reward, state=state)
             over = ended or cut_off or turn == draw.prompt.turns
-            replies = [] if over else _replies(observation, info, renderer)
+            replies = [] if over else _to_replies(observation, info, renderer)
             for reply in replies:
                 check_consumed(reply.content, settings.name)
             if over or not await episode.hear(replies, info.get("tool_calls") or ()):
                 break
     if anchor is not None and not episode.begun:
-        raise not_there(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
-    return episode.rollout(index)
+        raise build_replay_error(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
+    return episode.build_rollout(index)
 
 
 def _action(answer: Generation, dialogue: Dialogue, renderer: Renderer) -> str:
@@ -146,7 +146,7 @@ def _action(answer: Generation, dialogue: Dialogue, renderer: Renderer) -> str:
     return f"<think>\n{said}" if unmarked else said
 
 
-def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
+def with_first_observation(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
     """Return the draw with the environment's first observation as its prompt; the middle of an observation that is too
     long is cut.
 
@@ -162,7 +162,7 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
     assert draw.prompt.environment is not None
     opening = draw.prompt.environment.opening
     check_consumed(begun[0], draw.prompt.environment.name)
-    observation, info = renderer.harmless(text_of(begun[0])), begun[1]
+    observation, info = renderer.escape_special_tokens(text_of(begun[0])), begun[1]
     if tools := tuple(info.get("tools") or ()):
         draw = replace(draw, prompt=replace(draw.prompt, tools=tools))
         if renderer.text(draw.prompt.messages, tools) == renderer.text(draw.prompt.messages):
@@ -172,7 +172,7 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
             )
 
     def asked(limit: int) -> PromptDraw:
-        (said,) = shortened([Message(role="user", content=observation)], limit)
+        (said,) = shorten_messages([Message(role="user", content=observation)], limit)
         last = Message(role="user", content=opening.replace("{prompt}", said.text))
         messages = (*draw.prompt.messages[:-1], last)
         token_ids = renderer.tokens(renderer.text(messages, draw.prompt.tools))
@@ -180,7 +180,7 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
 
     if plan.max_context is None:
         return asked(len(observation))
-    found = longest_fitting(
+    found = find_longest_fitting(
         asked,
         lambda tried: len(tried.token_ids),
         most=min(len(observation), CHARS_PER_TOKEN * plan.max_context),
@@ -235,7 +235,7 @@ class _Episode:
         self._num_requests += 1
         answer = await self.generate(request)
         self.full = answer.finish_reason == "length" and budget < wanted
-        self.dialogue.answered(answer.token_ids)
+        self.dialogue.record_answer(answer.token_ids)
         return answer
 
     # ---- observations
@@ -248,46 +248,46 @@ class _Episode:
         """
         limit = CHARS_PER_TOKEN * (self.plan.max_context or 0)
         too_long = self.plan.max_context is not None and max(len(reply.text) for reply in replies) > limit
-        following = None if too_long else self.dialogue.following(replies, calls)
-        short = following is None or self._missing(following, self.first.sampling.max_new_tokens) > 0
+        following = None if too_long else self.dialogue.next_context(replies, calls)
+        short = following is None or self._num_missing_tokens(following, self.first.sampling.max_new_tokens) > 0
         if self.dialogue.history.kind == "summary" and short:
-            if not await self._summarise():
+            if not await self._summarize():
                 return self._end()
-            following = None if too_long else self.dialogue.following(replies, calls)
-        if following is None or self._missing(following) > 0:
+            following = None if too_long else self.dialogue.next_context(replies, calls)
+        if following is None or self._num_missing_tokens(following) > 0:
             following = self._cut(replies, calls, limit) if self.plan.long_observations == "cut" else None
         if following is None:
             return self._end()
         self._take(following)
         return True
 
-    def _cut(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]], limit: int) -> Following | None:
+    def _cut(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]], limit: int) -> NextContext | None:
         """Return the next context with the replies cut to fit; `None` if it does not fit even without their text."""
         assert self.plan.max_context is not None
-        following = longest_fitting(
-            lambda limit: self.dialogue.following(shortened(replies, limit), calls),
-            self._missing,
+        following = find_longest_fitting(
+            lambda limit: self.dialogue.next_context(shorten_messages(replies, limit), calls),
+            self._num_missing_tokens,
             most=min(limit, max(len(reply.text) for reply in replies)),
             room=0,
         )
         self.counts["observations_cut"] += following is not None
         return following
 
-    async def _summarise(self) -> bool:
+    async def _summarize(self) -> bool:
         """Let the model summarize the episode and restart the context from the summary; return False without room."""
         history, renderer = self.dialogue.history, self.dialogue.renderer
-        asking = self.dialogue.following([Message(role="user", content=history.summary_request)])
+        asking = self.dialogue.next_context([Message(role="user", content=history.summary_request)])
         if self.plan.max_context is not None and len(asking.token_ids) >= self.plan.max_context:
             return False
         if history.train_summary:
             self._record(asking)
-        self.dialogue.go_on(asking)
+        self.dialogue.advance(asking)
         answer = await self.ask(history.summary_tokens)
         if history.train_summary:
             self.note_turn(answer)
         self.counts["summaries"] += 1
         said = without_thinking(renderer.decode(answer.token_ids))
-        self.dialogue.begin_anew(with_said(self.draw.prompt.messages, f"What happened so far: {said}"))
+        self.dialogue.restart_context(with_text(self.draw.prompt.messages, f"What happened so far: {said}"))
         return answer.finish_reason != "abort"
 
     @property
@@ -299,7 +299,7 @@ class _Episode:
         asked = renderer.text([Message(role="user", content=history.summary_request)])
         return history.summary_tokens + len(renderer.tokens(asked))
 
-    def _missing(self, following: Following, answer_tokens: int | None = None) -> int:
+    def _num_missing_tokens(self, following: NextContext, answer_tokens: int | None = None) -> int:
         """Return by how many tokens the context is too long for an answer of `answer_tokens`, by default the least."""
         if self.plan.max_context is None:
             return 0
@@ -312,14 +312,14 @@ class _Episode:
 
     # ---- recording
 
-    def begin_here(self, anchor: Anchor, state: str) -> None:
+    def begin_at_anchor(self, anchor: Anchor, state: str) -> None:
         """Check the replayed turns against the record, and turn them into context.
 
         Raises:
             ReplayError: The replay differs from the record.
         """
         said = zip((answer.token_ids for answer in self._generations), self._between, strict=True)
-        played = Played(
+        played = ReplayedPart(
             prompt_token_ids=self.draw.token_ids,
             tokens=[part for pair in said for part in pair],
             turns=self._turns,
@@ -333,11 +333,11 @@ class _Episode:
         self._generations, self._between, self._turns, self._branches = [], [], [], []
         self.counts.clear()
 
-    def _take(self, following: Following) -> None:
+    def _take(self, following: NextContext) -> None:
         self._record(following)
-        self.dialogue.go_on(following)
+        self.dialogue.advance(following)
 
-    def _record(self, following: Following) -> None:
+    def _record(self, following: NextContext) -> None:
         """Record the context that the next turn follows."""
         added = following.added
         if added is None:
@@ -352,10 +352,10 @@ class _Episode:
         self._generations.append(answer)
         self._position = end
 
-    def rollout(self, index: int) -> Rollout:
+    def build_rollout(self, index: int) -> Rollout:
         """Build the rollout of the finished episode."""
         turns, branches = tuple(self._turns), tuple(self._branches)
-        found = joined(self.draw, index, self._generations, self._between, turns, self.dialogue.renderer, branches)
+        found = join_turns(self.draw, index, self._generations, self._between, turns, self.dialogue.renderer, branches)
         self.counts += Counter(contexts_rewritten=len(self._branches), contexts_full=int(self.full))
         return replace(
             found,
@@ -365,7 +365,7 @@ class _Episode:
         )
 
 
-def _replies(observation: Content, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
+def _to_replies(observation: Content, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
     """Convert an observation to messages of a tool (`use_tool`, as in GEM), of several tools (`tool_results`), or of a
     user.
 
@@ -375,4 +375,4 @@ def _replies(observation: Content, info: Mapping[str, Any], renderer: Renderer) 
     results = info.get("tool_results") or [{"content": observation}]
     role = "tool" if info.get("tool_results") or info.get("use_tool") else "user"
     said = [Message.from_dict({**one, "role": role}) for one in results]
-    return [replace(one, content=with_texts(one.content, renderer.harmless)) for one in said]
+    return [replace(one, content=with_texts(one.content, renderer.escape_special_tokens)) for one in said]

@@ -10,7 +10,7 @@ Invariants:
     - the other engines take over the work of an engine that was given up; if no engine is left, `error` is raised for
       every waiting request;
     - an error that a retry cannot fix (any error that is not an `InfraError`) becomes such an `error` at once;
-    - between `hold` and `let_go`, no engine is being started; an engine that is kept away is not started either.
+    - between `hold` and `allow_starts`, no engine is being started; an engine that is kept away is not started either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.engine_link import EngineLink
+from roll.rollout.engine_link import EngineConnection
 from roll.rollout.routing import Router
 
 __all__ = ["Change", "EngineFleet"]
@@ -64,7 +64,7 @@ class EngineFleet:
         self._prepare = prepare
         self._router = router
         self._on_change = on_change
-        self._links: dict[str, EngineLink] = {}
+        self._links: dict[str, EngineConnection] = {}
         self._failures: Counter[str] = Counter()
         """Failures in a row, by engine."""
         self._given_up: dict[str, Exception] = {}
@@ -86,11 +86,11 @@ class EngineFleet:
         return self._engines.engines
 
     @property
-    def serving(self) -> list[EngineLink]:
+    def serving(self) -> list[EngineConnection]:
         """Links to serving engines, in order."""
         return [self._links[engine.engine_id] for engine in self._router.serving]
 
-    def link(self, engine_id: str) -> EngineLink:
+    def link(self, engine_id: str) -> EngineConnection:
         """Return the link to an engine; while the engine is being replaced, the link to the lost one.
 
         Raises:
@@ -124,11 +124,11 @@ class EngineFleet:
             await asyncio.wait(self._coming.values())
 
     async def hold(self) -> None:
-        """Block engine starts until `let_go`; return once every start in progress has succeeded or failed."""
+        """Block engine starts until `allow_starts`; return once every start in progress has succeeded or failed."""
         self._held = True
         await self._none_starts.wait()
 
-    def let_go(self) -> None:
+    def allow_starts(self) -> None:
         """Allow engine starts again."""
         self._held = False
         self._may_start.set()
@@ -146,14 +146,14 @@ class EngineFleet:
             self.error = None
         self._on_change("came")
 
-    async def keep_away(self, engine_id: str) -> None:
+    async def quarantine(self, engine_id: str) -> None:
         """Stop routing to an engine and starting replacements of it; return once no start of it is in progress."""
         self._router.remove(self.link(engine_id).engine.engine_id)
         self._away.add(engine_id)
         if engine_id in self._starting:
             await self._starting[engine_id].wait()
 
-    def let_back(self, engine_id: str) -> None:
+    def readmit(self, engine_id: str) -> None:
         """Let an engine that was kept away serve, or be replaced, like any other engine."""
         self._away.discard(engine_id)
         self._may_start.set()
@@ -175,20 +175,20 @@ class EngineFleet:
         self._find_none_left()
         self._on_change("left")
 
-    def serves(self, link: EngineLink) -> bool:
+    def is_serving(self, link: EngineConnection) -> bool:
         """Return whether the engine of this link may get requests."""
         return link.lost is None and link.engine.engine_id not in self._away
 
     @property
-    def working(self) -> list[EngineLink]:
+    def working(self) -> list[EngineConnection]:
         """Links to engines that may decode, including those that are about to leave, in order."""
         return self.links(without=self.standing)
 
-    def links(self, *, without: Collection[str]) -> list[EngineLink]:
+    def links(self, *, without: Collection[str]) -> list[EngineConnection]:
         """Return the links to engines that are not lost, except those in `without`, in order."""
         return [link for name, link in self._links.items() if link.lost is None and name not in without]
 
-    async def may_change(self) -> None:
+    async def wait_until_starts_allowed(self) -> None:
         """Wait until engine starts are allowed."""
         while self._held:
             self._may_start.clear()
@@ -207,12 +207,12 @@ class EngineFleet:
     # ---- bringing up
 
     def _serve(self, engine: InferenceEngine) -> None:
-        self._links[engine.engine_id] = EngineLink(engine, self._on_lost)
+        self._links[engine.engine_id] = EngineConnection(engine, self._on_lost)
         self._router.add(engine)
         if engine.engine_id in self._away:
             self._router.remove(engine.engine_id)
 
-    def _on_lost(self, link: EngineLink) -> None:
+    def _on_lost(self, link: EngineConnection) -> None:
         engine_id = link.engine.engine_id
         assert link.lost is not None, "it was lost"
         if self._links.get(engine_id) is not link:  # a last call to an engine that was retired

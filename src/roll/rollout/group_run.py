@@ -12,9 +12,9 @@ from typing import TypeAlias
 from roll.rollout.attempts import Attempts, SamplingPlan
 from roll.types import Group, PromptDraw, Rollout, RolloutId, RolloutStatus
 
-__all__ = ["Doom", "GroupRun"]
+__all__ = ["EarlyStopPredicate", "GroupRun"]
 
-Doom: TypeAlias = Callable[[Sequence[Rollout], int], bool]
+EarlyStopPredicate: TypeAlias = Callable[[Sequence[Rollout], int], bool]
 """Predicate of the scored rollouts so far and the number of missing ones: whether no outcome could pass the filters."""
 
 
@@ -42,7 +42,7 @@ class GroupRun:
         *,
         num_launched: int | None = None,
         first_finished: bool = False,
-        doomed: Doom | None = None,
+        doomed: EarlyStopPredicate | None = None,
         on_start: Callable[[GroupRun], None] = lambda run: None,
         on_end: Callable[[GroupRun], None] = lambda run: None,
         before_reward: asyncio.Event | None = None,
@@ -132,11 +132,11 @@ class GroupRun:
             self._companions[rollout_id.purpose][rollout_id.index] = task.result()
         else:
             self._done[rollout_id.index] = task.result()
-            self.doomed = not self._complete() and self._is_doomed()
+            self.doomed = not self._complete() and self._cannot_pass_filter()
         if self.doomed or (self._complete() and self._companions_complete()):
             self._end()
 
-    def _is_doomed(self) -> bool:
+    def _cannot_pass_filter(self) -> bool:
         """Return whether the group can no longer pass its filters, whatever rollouts join those that are sure to be in
         it.
         """

@@ -21,11 +21,11 @@ __all__ = [
     "TOOL_FORMS",
     "Exchange",
     "ToolForm",
+    "find_longest_fitting",
     "history_messages",
-    "joined_said",
-    "longest_fitting",
-    "shortened",
-    "with_said",
+    "join_contents",
+    "shorten_messages",
+    "with_text",
     "without_thinking",
 ]
 
@@ -47,13 +47,13 @@ class Exchange:
     calls: tuple[Mapping[str, Any], ...] = ()
     """Parsed tool calls, see `Message`."""
 
-    def in_form(self, form: ToolForm) -> Exchange:
+    def to_format(self, form: ToolForm) -> Exchange:
         """Return the exchange with its tool calls and replies converted to another form."""
         if form == "written" or not any(reply.role == "tool" for reply in self.replies):
             return self
         if form == "calls" and self.calls:
             return replace(self, answer=Message(role="assistant", content="", tool_calls=self.calls))
-        return replace(self, replies=(Message(role="user", content=joined_said(self.replies)),))
+        return replace(self, replies=(Message(role="user", content=join_contents(self.replies)),))
 
 
 def history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
@@ -65,24 +65,24 @@ def history_messages(history: History, prompt: Sequence[Message], exchanges: Seq
         exchanges: Exchanges since then, in order.
     """
     if history.kind == "thinking_stripped":
-        exchanges = [Exchange(answer=_stripped(one.answer), replies=one.replies) for one in exchanges]
+        exchanges = [Exchange(answer=_strip_thinking(one.answer), replies=one.replies) for one in exchanges]
     kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
     if kept < len(exchanges):
         first = len(exchanges) - kept
-        heard = joined_said(exchanges[first - 1].replies)
-        prompt, exchanges = with_said(prompt, heard, keep_task=history.keep_task), exchanges[first:]
+        heard = join_contents(exchanges[first - 1].replies)
+        prompt, exchanges = with_text(prompt, heard, keep_task=history.keep_task), exchanges[first:]
     return [*prompt, *(message for one in exchanges for message in (one.answer, *one.replies))]
 
 
-def joined_said(messages: Iterable[Message]) -> Content:
+def join_contents(messages: Iterable[Message]) -> Content:
     """Return the contents of messages joined into one."""
     return joined_content([message.content for message in messages])
 
 
-def with_said(prompt: Sequence[Message], said: Content, *, keep_task: bool = True) -> list[Message]:
+def with_text(prompt: Sequence[Message], said: Content, *, keep_task: bool = True) -> list[Message]:
     """Return the prompt with a text appended to its last message, or replacing all but the system message.
 
-    >>> [asked] = with_said([Message(role="user", content="Guess.")], "Higher.")
+    >>> [asked] = with_text([Message(role="user", content="Guess.")], "Higher.")
     >>> asked.content
     'Guess.\\n\\nHigher.'
     """
@@ -102,18 +102,18 @@ def without_thinking(text: str) -> str:
     return (rest if closed else text).partition(_OPEN)[0].lstrip("\n")
 
 
-def _stripped(answer: Message) -> Message:
+def _strip_thinking(answer: Message) -> Message:
     return replace(answer, content=without_thinking(answer.text))
 
 
-def shortened(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
+def shorten_messages(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
     """Shorten messages to about `limit` characters each; a note replaces the middle of a longer text."""
     return tuple(
-        replace(reply, content=with_texts(reply.content, lambda text: _middle_out(text, limit))) for reply in replies
+        replace(reply, content=with_texts(reply.content, lambda text: _cut_middle(text, limit))) for reply in replies
     )
 
 
-def longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most: int, room: int) -> T | None:
+def find_longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most: int, room: int) -> T | None:
     """Return the result of `make` for nearly the largest number of characters that fits; `None` if even 0 does not fit.
 
     Each attempt tokenizes a context, so the next limit is estimated from the size of the last attempt.
@@ -138,7 +138,7 @@ def longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most:
     return None
 
 
-def _middle_out(text: str, limit: int) -> str:
+def _cut_middle(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     head, tail = limit - limit // 2, limit // 2

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from roll.data.expert_choices import experts_by_context
-from roll.errors import CallbackError, RollError, in_one_line, raised_at
+from roll.errors import CallbackError, RollError, one_line_error, raised_at
 from roll.types import Branch, Generation, GenerationRequest, IntArray, Message, PromptDraw, Rollout, Turn
 from roll.user_code import check_call, load_function
 
-__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "own_loop", "single_answer"]
+__all__ = ["Generate", "Renderer", "RolloutLoop", "join_turns", "load_own_loop", "next_turn", "single_answer"]
 
 Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 
@@ -50,15 +50,15 @@ class Renderer(Protocol):
         """Return the token ids of a rendered text."""
         ...
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         """Escape untrusted text so that it cannot end or begin a message."""
         ...
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         """Return an answer's text, and whether a token outside that text ended the answer."""
         ...
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         """Return the ids of the text that the template appends to an answer; `None` if they are not separable from the
         answer's.
         """
@@ -75,7 +75,7 @@ class RolloutLoop(Protocol):
         ...
 
 
-def own_loop(path: str | None) -> RolloutLoop | None:
+def load_own_loop(path: str | None) -> RolloutLoop | None:
     """Load the user's rollout loop; `None` if none is configured.
 
     Args:
@@ -97,7 +97,7 @@ def own_loop(path: str | None) -> RolloutLoop | None:
         except RollError:
             raise
         except (Exception, SystemExit) as error:
-            place, what = raised_at(error), in_one_line(error)
+            place, what = raised_at(error), one_line_error(error)
             raise CallbackError(f"rollout loop '{path}' failed at {place}: {what}") from error
         if not isinstance(rollout, Rollout):
             raise CallbackError(f"rollout loop '{path}' returned {type(rollout).__name__}, not a Rollout.")
@@ -111,7 +111,7 @@ async def single_answer(
 ) -> Rollout:
     """Generate one answer to the prompt."""
     generation = await generate(first)
-    return joined(draw, index, [generation], [], (), renderer)
+    return join_turns(draw, index, [generation], [], (), renderer)
 
 
 def next_turn(
@@ -136,7 +136,7 @@ def next_turn(
     )
 
 
-def joined(
+def join_turns(
     draw: PromptDraw,
     index: int,
     generations: list[Generation],
@@ -162,7 +162,7 @@ def joined(
             tokens.append(between[position])
             logprobs.append(np.zeros(len(between[position]), np.float32))
             versions.append(np.full(len(between[position]), -1, np.int32))
-    token_ids = _joined_array(tokens, np.int32)
+    token_ids = _join_arrays(tokens, np.int32)
     text = renderer.decode(token_ids)
     found = Rollout(
         draw_id=draw.draw_id,
@@ -171,8 +171,8 @@ def joined(
         prompt_token_ids=draw.token_ids,
         prompt_media=draw.media,
         token_ids=token_ids,
-        logprobs=_joined_array(logprobs, np.float32),
-        policy_versions=_joined_array(versions, np.int32),
+        logprobs=_join_arrays(logprobs, np.float32),
+        policy_versions=_join_arrays(versions, np.int32),
         finish_reason=generations[-1].finish_reason,
         text=draw.prompt.prefill + text,
         # for an answer that the prompt begins (prefill), the reasoning tags in the whole text decide
@@ -212,6 +212,6 @@ def _final_text(
     return "".join(finals) if changed else text
 
 
-def _joined_array(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+def _join_arrays(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
     whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return whole.astype(dtype, copy=False)

@@ -32,7 +32,7 @@ from roll.data.expert_choices import first_known
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.engine_link import EngineLink
+from roll.rollout.engine_link import EngineConnection
 from roll.rollout.fleet import Change, EngineFleet
 from roll.rollout.routing import Router
 from roll.rollout.transitions import EngineTransitions
@@ -85,7 +85,7 @@ class LLMProxy:
         """Held while all engines pause or resume, and while a single engine is brought to the same state."""
         self._unwanted: set[str] = set()
         """Ids of requests that `abort` ended, until their callers get the result."""
-        self._at_engines: dict[str, EngineLink] = {}
+        self._at_engines: dict[str, EngineConnection] = {}
         self.num_replaced = 0
         self.num_hung = 0
         """Number of engines that hung; once replaced, they also count in `num_replaced`."""
@@ -154,7 +154,7 @@ class LLMProxy:
         pieces: list[Generation] = []
         current, attempt = request, 1
         while True:
-            link, give_back = await self._placed(request, order, session, pinned)
+            link, give_back = await self._wait_for_free_engine(request, order, session, pinned)
             if on_start is not None:
                 on_start(link.engine.engine_id)
             self._at_engines[request.request_id] = link
@@ -173,34 +173,34 @@ class LLMProxy:
                 self._unwanted.discard(request.request_id)
             pieces.append(generation)
             if generation.finish_reason != "abort" or unwanted:
-                return _joined(request, pieces)
+                return _join_generations(request, pieces)
             if self._restarts:
                 pieces.clear()
                 self.num_restarted += 1
                 continue
             self.num_continued += 1
-            following = _continued(request, pieces)
+            following = _continue_request(request, pieces)
             if following is None:
-                return replace(_joined(request, pieces), finish_reason="length")
+                return replace(_join_generations(request, pieces), finish_reason="length")
             current = following
 
-    async def _placed(
+    async def _wait_for_free_engine(
         self, request: GenerationRequest, order: int, session: str, pinned: bool
-    ) -> tuple[EngineLink, Callable[[], None]]:
+    ) -> tuple[EngineConnection, Callable[[], None]]:
         """Wait for a slot at an engine that can take the request at once.
 
         Returns:
             The link to the engine, and a function that releases the slot.
         """
         while True:
-            engine = await self._admitted(request.priority, order, session, pinned)
+            engine = await self._wait_for_slot(request.priority, order, session, pinned)
             link, give_back = self._fleet.link(engine.engine_id), partial(self._give_back, engine.engine_id)
             try:
                 await link.end_orphan(request.request_id)
             except BaseException:
                 give_back()
                 raise
-            if self._fleet.serves(link) and self._suspended is None:
+            if self._fleet.is_serving(link) and self._suspended is None:
                 return link, give_back
             give_back()  # since the choice, it was lost or is leaving, or the proxy was suspended
 
@@ -208,7 +208,7 @@ class LLMProxy:
         self._router.give_back(engine_id)
         self._dispatch()
 
-    async def _admitted(self, priority: int, order: int, session: str, pinned: bool) -> InferenceEngine:
+    async def _wait_for_slot(self, priority: int, order: int, session: str, pinned: bool) -> InferenceEngine:
         """Wait for a slot at an engine, which then counts this request."""
         if self._fleet.error is not None:
             raise self._fleet.error
@@ -253,7 +253,7 @@ class LLMProxy:
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests at engines; their callers get the partial tokens. Unknown ids are ignored."""
-        by_link: dict[EngineLink, list[str]] = {}
+        by_link: dict[EngineConnection, list[str]] = {}
         for request_id in request_ids:
             link = self._at_engines.get(request_id)
             if link is not None:
@@ -296,7 +296,7 @@ class LLMProxy:
     async def wake(self) -> None:
         """Wake every engine; the engines need a weight sync before they answer."""
         await self.transitions.wake_all()
-        self._fleet.let_go()
+        self._fleet.allow_starts()
 
     # ---- engines that die
 
@@ -343,7 +343,7 @@ async def _unless_lost(call: Awaitable[None]) -> None:
         await call
 
 
-def _continued(request: GenerationRequest, pieces: Sequence[Generation]) -> GenerationRequest | None:
+def _continue_request(request: GenerationRequest, pieces: Sequence[Generation]) -> GenerationRequest | None:
     """Return the request for the rest of the answer; `None` if the token limit is reached."""
     written = np.concatenate([piece.token_ids for piece in pieces])
     left = request.sampling.max_new_tokens - len(written)
@@ -358,7 +358,7 @@ def _continued(request: GenerationRequest, pieces: Sequence[Generation]) -> Gene
     )
 
 
-def _joined(request: GenerationRequest, pieces: Sequence[Generation]) -> Generation:
+def _join_generations(request: GenerationRequest, pieces: Sequence[Generation]) -> Generation:
     """Join the pieces of a continued request into one generation."""
     last = pieces[-1]
     if len(pieces) == 1:

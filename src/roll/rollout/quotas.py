@@ -23,7 +23,7 @@ class Quotas:
         total = sum(weights.values())
         self._shares = {domain: weight / total for domain, weight in weights.items()}
         self._dealt: Counter[str] = Counter()
-        self.in_order(num_dealt)
+        self.deal_in_order(num_dealt)
 
     def __bool__(self) -> bool:
         """Return whether the domain mix is fixed."""
@@ -31,9 +31,9 @@ class Quotas:
 
     def deal(self, places: int) -> Counter[str]:
         """Deal the next places and return their number by domain; empty if the mix is free."""
-        return Counter(self.in_order(places))
+        return Counter(self.deal_in_order(places))
 
-    def in_order(self, places: int) -> list[str]:
+    def deal_in_order(self, places: int) -> list[str]:
         """Deal the next places and return their domains in order; empty if the mix is free."""
         domains = []
         for _ in range(places if self._shares else 0):
@@ -43,7 +43,7 @@ class Quotas:
             domains.append(domain)
         return domains
 
-    def ahead(self, places: int) -> Counter[str]:
+    def peek(self, places: int) -> Counter[str]:
         """Return the result of the next `deal` without dealing."""
         return deepcopy(self).deal(places)
 

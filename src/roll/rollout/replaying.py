@@ -29,10 +29,10 @@ from roll.types import (
     Turn,
 )
 
-__all__ = ["Played", "check_replay", "not_there", "recalling", "recorded"]
+__all__ = ["ReplayedPart", "build_replay_error", "check_replay", "record_trajectory", "replay_generate"]
 
 
-def recorded(rollout: Rollout) -> Trajectory:
+def record_trajectory(rollout: Rollout) -> Trajectory:
     """Return the trajectory of a scored rollout, from which other episodes can begin."""
     assert rollout.reward is not None, "the rollout was scored"
     return Trajectory(
@@ -47,7 +47,7 @@ def recorded(rollout: Rollout) -> Trajectory:
     )
 
 
-def recalling(anchor: Anchor, generate: Generate) -> Generate:
+def replay_generate(anchor: Anchor, generate: Generate) -> Generate:
     """Return a `Generate` that replays the recorded answers before the anchor, and then calls the engine."""
     trajectory = anchor.trajectory
     left = iter(trajectory.turns[: anchor.num_turns])
@@ -70,7 +70,7 @@ def recalling(anchor: Anchor, generate: Generate) -> Generate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
+class ReplayedPart:
     """The replayed part of an episode up to the anchor; fields are as in `Trajectory`."""
 
     prompt_token_ids: IntArray
@@ -84,7 +84,7 @@ class Played:
     media: tuple[MediaSpan, ...] = ()
 
 
-def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
+def check_replay(prompt: Prompt, anchor: Anchor, played: ReplayedPart) -> None:
     """Check that a replay equals the record up to the anchor.
 
     Raises:
@@ -93,16 +93,18 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
     record, num_turns = anchor.trajectory, anchor.num_turns
     same_prompt = np.array_equal(played.prompt_token_ids, record.prompt_token_ids)
     if not same_prompt or played.prompt_media != record.prompt_media:
-        raise not_there(prompt, anchor, "its first observation differs")
+        raise build_replay_error(prompt, anchor, "its first observation differs")
     for number, (turn, before) in enumerate(zip(played.turns, record.turns, strict=False), start=1):
         if turn.state != before.state or turn.start != before.start:
-            raise not_there(prompt, anchor, f"what it says before turn {number} differs")
+            raise build_replay_error(prompt, anchor, f"what it says before turn {number} differs")
         if turn.reward != before.reward:
-            raise not_there(prompt, anchor, f"turn {number} earns {turn.reward:g}, and earned {before.reward:g}")
+            raise build_replay_error(
+                prompt, anchor, f"turn {number} earns {turn.reward:g}, and earned {before.reward:g}"
+            )
     tokens = np.concatenate([np.zeros(0, np.int32), *played.tokens])
     end = record.turns[num_turns].start
     if played.state != record.turns[num_turns].state:
-        raise not_there(prompt, anchor, f"the state before turn {num_turns + 1} differs")
+        raise build_replay_error(prompt, anchor, f"the state before turn {num_turns + 1} differs")
     branches = [branch for branch in record.branches if branch.start <= end]
     alike = len(played.branches) == len(branches) and all(
         one.start == other.start and np.array_equal(one.context, other.context) and one.media == other.media
@@ -110,10 +112,10 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
     )
     media = tuple(span for span in record.media if span.start < end)
     if not alike or not np.array_equal(tokens, record.token_ids[:end]) or played.media != media:
-        raise not_there(prompt, anchor, f"what it says up to turn {num_turns + 1} differs")
+        raise build_replay_error(prompt, anchor, f"what it says up to turn {num_turns + 1} differs")
 
 
-def not_there(prompt: Prompt, anchor: Anchor, difference: str) -> ReplayError:
+def build_replay_error(prompt: Prompt, anchor: Anchor, difference: str) -> ReplayError:
     """Build the error of an environment that does not repeat a recorded episode."""
     name = prompt.environment.name if prompt.environment else prompt.domain
     return ReplayError(

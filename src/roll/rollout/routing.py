@@ -94,10 +94,12 @@ class Router:
             session: Session id; requests of one session prefer the engine that has their prefix in its prefix cache.
             pinned: Whether requests of the session go only to that engine, even if another one is free.
         """
-        slot = self._of_session(session, pinned)
+        slot = self._session_engine(session, pinned)
         if slot is None:
             known = self._known(session) if pinned else None
-            slot = None if known else (self._by_turns() if self._policy == "round_robin" else self._least_loaded())
+            slot = (
+                None if known else (self._pick_round_robin() if self._policy == "round_robin" else self._least_loaded())
+            )
         if slot is None:
             return None
         slot.num_requests += 1
@@ -148,21 +150,21 @@ class Router:
         slot = self._slots.get(self._sessions.get(session, "")) if session else None
         return slot if slot is not None and slot.serving else None
 
-    def _of_session(self, session: str, pinned: bool) -> _Slot | None:
+    def _session_engine(self, session: str, pinned: bool) -> _Slot | None:
         """Return the session's engine, unless it is full, or so much busier than the least loaded that a cache miss
         costs less.
         """
         slot = self._known(session)
         if slot is None or not self._has_room(slot):
             return None
-        least = self._top()
+        least = self._pick_least_loaded()
         if not pinned and least is not None:
             spared = max(1, slot.limit // 8)  # slots
             if (slot.num_requests - spared) * least.limit > least.num_requests * slot.limit:
                 return None
         return slot
 
-    def _top(self) -> _Slot | None:
+    def _pick_least_loaded(self) -> _Slot | None:
         """Return the least loaded engine; ties go to the first."""
         while self._heap:
             load, _, engine_id = self._heap[0]
@@ -175,7 +177,7 @@ class Router:
     def _least_loaded(self) -> _Slot | None:
         found: list[_Slot] = []
         popped: list[tuple[float, int, str]] = []
-        while len(found) < CANDIDATES and (slot := self._top()) is not None:
+        while len(found) < CANDIDATES and (slot := self._pick_least_loaded()) is not None:
             popped.append(heapq.heappop(self._heap))
             if all(slot is not other for other in found):
                 if found and slot.load > found[0].load:
@@ -191,7 +193,7 @@ class Router:
         slots = (slot for slot in self._slots.values() if slot.serving and self._has_room(slot))
         return min(slots, key=lambda slot: (slot.load, slot.order), default=None)
 
-    def _by_turns(self) -> _Slot | None:
+    def _pick_round_robin(self) -> _Slot | None:
         """Return the next engine in turn that has room."""
         serving = sorted((slot for slot in self._slots.values() if slot.serving), key=lambda slot: slot.order)
         for passed in range(len(serving)):

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 from roll.errors import EngineDiedError, InfraError, UnsupportedError
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.engine_link import ABORT_AGAIN_S, EngineLink
+from roll.rollout.engine_link import ABORT_AGAIN_S, EngineConnection
 from roll.rollout.fleet import EngineFleet
 from roll.rollout.routing import Router
 from roll.running import is_cancelled
@@ -89,7 +89,7 @@ class EngineTransitions:
         """
         step = self._begin(engine_id, lambda: self._add(engine_id, make), held=False)
         try:
-            await _ended(step)
+            await _wait_shielded(step)
         except asyncio.CancelledError:
             step.cancel()
             await asyncio.wait({step})
@@ -97,7 +97,7 @@ class EngineTransitions:
 
     async def retire(self, engine_id: str, leaving: Leaving = "abort") -> None:
         """Remove an engine permanently, after it has given up its requests; they wait if no other engine is left."""
-        await _ended(self._begin(engine_id, lambda: self._retire(engine_id, leaving)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._retire(engine_id, leaving)))
 
     async def sleep(self, engine_id: str, leaving: Leaving = "abort") -> None:
         """Put an engine to sleep until `wake`, which frees its device memory, after it has given up its requests.
@@ -107,29 +107,29 @@ class EngineTransitions:
         Raises:
             UnsupportedError: The engine does not support sleep here; it serves again.
         """
-        await _ended(self._begin(engine_id, lambda: self._sleep(engine_id, leaving)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._sleep(engine_id, leaving)))
 
     async def wake(self, engine_id: str) -> None:
         """Wake an engine and sync the current weights to it; then it serves."""
-        await _ended(self._begin(engine_id, lambda: self._come_back(engine_id)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
         """Pause one engine until `resume`; it gets no requests meanwhile.
 
         The engine keeps its device memory unless all engines are put to sleep.
         """
-        await _ended(self._begin(engine_id, lambda: self._suspend(engine_id, mode)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._suspend(engine_id, mode)))
 
     async def resume(self, engine_id: str) -> None:
         """Resume one engine, as soon as all others decode."""
-        await _ended(self._begin(engine_id, lambda: self._come_back(engine_id)))
+        await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
     async def sleep_all(self) -> None:
         """Put every awake engine to sleep; engines must not be called before `wake_all`."""
         while self._under_way:
             await asyncio.wait(self._under_way)
         links = self._fleet.links(without=self._asleep)
-        self._unsynced |= {link.engine.engine_id for link in links if not self._fleet.serves(link)}
+        self._unsynced |= {link.engine.engine_id for link in links if not self._fleet.is_serving(link)}
         await asyncio.gather(*(_unless_lost(link, self._engines.sleep) for link in links))
 
     async def wake_all(self) -> None:
@@ -156,7 +156,7 @@ class EngineTransitions:
             if before is not None:
                 await asyncio.wait({before})
             if held:
-                await self._fleet.may_change()
+                await self._fleet.wait_until_starts_allowed()
                 self._under_way.add(step)
             await work()
 
@@ -178,15 +178,15 @@ class EngineTransitions:
             raise
 
     async def _retire(self, engine_id: str, leaving: Leaving) -> None:
-        await self._fleet.keep_away(engine_id)
-        await self._vacate(engine_id, leaving)
+        await self._fleet.quarantine(engine_id)
+        await self._drain(engine_id, leaving)
         await self._fleet.forget(engine_id)
         self._awake(engine_id)
         await self._engines.retire(engine_id)
 
     async def _sleep(self, engine_id: str, leaving: Leaving) -> None:
-        await self._fleet.keep_away(engine_id)
-        await self._vacate(engine_id, leaving)
+        await self._fleet.quarantine(engine_id)
+        await self._drain(engine_id, leaving)
         self._asleep.add(engine_id)
         self._unsynced.add(engine_id)
         try:
@@ -199,15 +199,15 @@ class EngineTransitions:
             raise
 
     async def _suspend(self, engine_id: str, mode: PauseMode) -> None:
-        await self._fleet.keep_away(engine_id)
+        await self._fleet.quarantine(engine_id)
         if mode != "keep":  # including a request that is being sent to it
-            await self._vacate(engine_id, mode)
+            await self._drain(engine_id, mode)
         async with self._in_step:
             self._fleet.standing.add(engine_id)
             with suppress(EngineDiedError):
                 await self._fleet.link(engine_id).pause(mode)
 
-    async def _come_back(self, engine_id: str) -> None:
+    async def _return_to_service(self, engine_id: str) -> None:
         link = self._fleet.link(engine_id)
         try:
             if engine_id in self._asleep:
@@ -224,7 +224,7 @@ class EngineTransitions:
         self._asleep.discard(engine_id)
         self._unsynced.discard(engine_id)
 
-    async def _let_back(self, link: EngineLink) -> None:
+    async def _let_back(self, link: EngineConnection) -> None:
         """Pause or resume an engine as all others are; then it serves."""
         async with self._in_step:
             mode = self._suspended()
@@ -232,9 +232,9 @@ class EngineTransitions:
                 if link.is_paused != (mode is not None):
                     await (link.resume() if mode is None else link.pause(mode))
             self._fleet.standing.discard(link.engine.engine_id)
-            self._fleet.let_back(link.engine.engine_id)
+            self._fleet.readmit(link.engine.engine_id)
 
-    async def _vacate(self, engine_id: str, leaving: Leaving) -> None:
+    async def _drain(self, engine_id: str, leaving: Leaving) -> None:
         """Wait until an engine to which nothing is routed any more has no requests."""
         link, idle = self._fleet.link(engine_id), self._router.when_idle(engine_id)
         while not idle.done():
@@ -244,13 +244,13 @@ class EngineTransitions:
             await asyncio.wait({idle}, timeout=ABORT_AGAIN_S)
 
 
-async def _unless_lost(link: EngineLink, move: Callable[[InferenceEngine], Coroutine[Any, Any, None]]) -> None:
+async def _unless_lost(link: EngineConnection, move: Callable[[InferenceEngine], Coroutine[Any, Any, None]]) -> None:
     """Apply a transition to an engine, unless the engine is lost."""
     with suppress(EngineDiedError):
         await link.call(move(link.engine))
 
 
-async def _ended(step: Step) -> None:
+async def _wait_shielded(step: Step) -> None:
     """Wait for a transition, which continues if the caller is canceled."""
     try:
         await asyncio.shield(step)

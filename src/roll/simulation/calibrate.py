@@ -37,7 +37,7 @@ from roll.tracking import RunDirectory, look_at_metrics
 from roll.tracking.reading.files import Inside
 from roll.tracking.reading.rollout_files import as_written, compute, opened, place_of
 from roll.tracking.rollout_trace import ENGINE_STEPS
-from roll.types import EngineStretch
+from roll.types import EngineStepSpan
 
 __all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "trace_step_spans"]
 
@@ -150,7 +150,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
 # ---- reading
 
 
-def trace_step_spans(path: Path) -> list[EngineStretch]:
+def trace_step_spans(path: Path) -> list[EngineStepSpan]:
     """Read the engines' stretches from a trace.
 
     Raises:
@@ -162,7 +162,7 @@ def trace_step_spans(path: Path) -> list[EngineStretch]:
         raise DataError(f"trace '{path}' cannot be read: {error}.") from None
     found = (read_record(_Event, event) for event in events)
     return [
-        read_record(EngineStretch, {**event.args, "began_s": event.ts / 1e6, "duration_s": event.dur / 1e6})
+        read_record(EngineStepSpan, {**event.args, "began_s": event.ts / 1e6, "duration_s": event.dur / 1e6})
         for event in found
         if event.cat == ENGINE_STEPS
     ]

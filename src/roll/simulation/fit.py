@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.errors import DataError
-from roll.types import EngineStretch
+from roll.types import EngineStepSpan
 
 __all__ = ["EngineFit", "fit_engine"]
 
@@ -55,7 +55,7 @@ class EngineFit:
     """Steps, measured seconds, and the model's relative error, by the upper end of each band of requests."""
 
 
-def fit_engine(stretches: Sequence[EngineStretch]) -> EngineFit:
+def fit_engine(stretches: Sequence[EngineStepSpan]) -> EngineFit:
     """Fit an engine's costs to measured stretches.
 
     Raises:
@@ -71,7 +71,7 @@ def fit_engine(stretches: Sequence[EngineStretch]) -> EngineFit:
     return fit
 
 
-def _fit(stretches: Sequence[EngineStretch], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
+def _fit(stretches: Sequence[EngineStepSpan], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
     """Fit all stretches, and return the fit and its prediction for each stretch."""
     num_steps = sum(stretch.num_steps for stretch in stretches)
     if num_steps < LEAST_STEPS:

@@ -14,7 +14,7 @@ from roll.config.document import Document, read
 from roll.config.problems import describe, message
 from roll.errors import ConfigError, ModelError
 from roll.models import CATALOGUE, ModelDescription, cache_width, describe_config, describe_model, find_config
-from roll.registry import looked_from, nearest
+from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["Device", "Measured", "Model", "device", "known", "model"]
 
@@ -258,12 +258,13 @@ def _find(kind: type[T], what: str, name: str, file: str) -> T:
         document = Document(name=name, tree={"name": name} | shipped[name])
     elif Path(name).suffix in {".yaml", ".yml"}:
         if not Path(name).exists():
-            raise ConfigError(f"{what} file '{name}' cannot be read: it does not exist{looked_from(name)}.")
+            raise ConfigError(f"{what} file '{name}' cannot be read: it does not exist{search_directory_note(name)}.")
         written = read(name)
         document = Document(name=name, tree={"name": Path(name).stem} | written.tree, origins=written.origins)
     else:
         raise ConfigError(
-            f"unknown {what} '{name}'.{nearest(name, list(shipped))} Known: {', '.join(shipped)}; or name a YAML file "
+            f"unknown {what} '{name}'.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}; or "
+            "name a YAML file "
             f"with the same keys{MODEL_SOURCES if what == 'model' else ''}."
         )
     try:

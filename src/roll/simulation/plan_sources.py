@@ -22,7 +22,7 @@ from roll.config.simulation import SimulationConfig, load_simulation
 from roll.config.supervised import SupervisedConfig
 from roll.errors import ConfigError, ModelError
 from roll.preflight.machine import inspect_machine
-from roll.registry import looked_from
+from roll.registry import search_directory_note
 from roll.simulation.data_lengths import measure_examples, measure_prompts
 from roll.simulation.experts import choose_expert_parallel
 from roll.simulation.hardware import Device, Model, device, known, model
@@ -245,7 +245,8 @@ def _model_of_run(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
         earlier = _run_that_writes(path, file.parent)
         if earlier is None or earlier in chain:
             raise ModelError(
-                f"model '{path}' does not exist{looked_from(path)}: train the run that writes it first, or name "
+                f"model '{path}' does not exist{search_directory_note(path)}: train the run that writes it "
+                "first, or name "
                 "a model of the same sizes with model=NAME."
             )
         chain.append(earlier)

@@ -23,7 +23,7 @@ from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.pipelines.recording.files import Recording
 from roll.pipelines.recording.recorded_work import RecordedWork
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, join_turns
 from roll.simulation.workload import DOMAIN, Workload, key_of, num_remaining_tokens
 from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
@@ -174,7 +174,7 @@ class RecordedTurns:
                 request = replace(first, request_id=own.request_id(turn), token_ids=context)
             generations.append(await generate(request))
             turns.append(Turn(start=position, end=position + len(generations[-1].token_ids)))
-        return joined(draw, index, generations, said, tuple(turns), renderer)
+        return join_turns(draw, index, generations, said, tuple(turns), renderer)
 
 
 def recorded_loop(workload: Workload) -> RolloutLoop | None:

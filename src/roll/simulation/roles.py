@@ -14,7 +14,7 @@ from roll.cluster.engines import StartedEngines
 from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine
-from roll.rollout.loops import Generate, Renderer, joined, next_turn
+from roll.rollout.loops import Generate, Renderer, join_turns, next_turn
 from roll.simulation.batch import BatchTotals
 from roll.simulation.costs import train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
@@ -129,7 +129,7 @@ class SimulatedRenderer:
 
     drops_tools = False
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
     def follow_up(self, observation: str) -> IntArray:
@@ -141,10 +141,10 @@ class SimulatedRenderer:
     def tokens(self, text: str) -> IntArray:
         return np.ones(1, np.int32)
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return "", True
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         return np.ones(1, np.int32)
 
 
@@ -229,7 +229,7 @@ class EnvironmentTurns:
         finally:
             self._num_playing -= 1
             self._go_on_together()
-        return joined(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
+        return join_turns(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
     async def _meet(self) -> None:
         """Wait for all rollouts that play now; a group that replaces another in a step comes alone, and some never

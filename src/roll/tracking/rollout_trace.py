@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from roll.types import EngineStretch, RolloutId
+from roll.types import EngineStepSpan, RolloutId
 
 __all__ = ["ENGINE_STEPS", "Move", "RequestTrace", "RolloutTrace", "trace_engine_steps"]
 
@@ -116,7 +116,7 @@ def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> Non
             _emit(stretch, lane, emit)
 
 
-def _emit(stretch: EngineStretch, lane: int, emit: Callable[..., None]) -> None:
+def _emit(stretch: EngineStepSpan, lane: int, emit: Callable[..., None]) -> None:
     emit(
         name="prefill" if stretch.num_started else f"decode {stretch.num_decoding}",
         cat=ENGINE_STEPS,

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from roll.errors import RunDirectoryError
-from roll.registry import looked_from, nearest
+from roll.registry import did_you_mean, search_directory_note
 from roll.tracking import atomic
 
 __all__ = ["RunDirectory", "no_run", "writing"]
@@ -324,13 +324,13 @@ def no_run(path: Path) -> str:
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()
-        else f"there is no run '{path}'{looked_from(path)}."
+        else f"there is no run '{path}'{search_directory_note(path)}."
     )
     place, runs = next(((place, found) for place in (path, path.parent) if (found := _runs_in(place))), (path, []))
     if not runs:
         return f"{what} '{path.parent}' holds no runs; start one with `roll train`."
     listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
-    meant = nearest(path.name, runs) if place != path else ""
+    meant = did_you_mean(path.name, runs) if place != path else ""
     return f"{what}{meant} Runs in '{place}': {listed}."
 
 

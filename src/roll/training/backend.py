@@ -121,7 +121,7 @@ class TorchBackend(TrainerRank):
         else:
             write_entries(path, state, self.ranks)
 
-    def written(self, *, wait: bool) -> bool:
+    def is_save_written(self, *, wait: bool) -> bool:
         """Return whether the last save is on disk.
 
         Raises:

@@ -29,7 +29,7 @@ from roll.protocols import LossFn
 from roll.training.attention.maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, combine
 from roll.training.memory.saved import SavedTensors
-from roll.training.network.by_sample import collect, collect_top, complete, in_order, merged
+from roll.training.network.by_sample import collect, collect_top, complete, deal_in_order, merged
 from roll.training.network.distributions import Predictions
 from roll.training.network.lora import adapters_off
 from roll.training.network.loss_inputs import loss_inputs, teacher_top_ids
@@ -208,7 +208,7 @@ class Passes:
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
             maxima=maxima,
-            logprobs=tuple(in_order(logprobs, batch)) if "logprobs" in self._network.outputs else (),
+            logprobs=tuple(deal_in_order(logprobs, batch)) if "logprobs" in self._network.outputs else (),
         )
 
     @torch.no_grad()
@@ -253,7 +253,7 @@ class Passes:
             stages[-1]["experts"] = {
                 i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
             }
-        said: dict[Output, list[Any]] = {name: in_order(stages[-1][name], batch) for name in found}
+        said: dict[Output, list[Any]] = {name: deal_in_order(stages[-1][name], batch) for name in found}
         complete(said, batch, every_token=every_token, num_top=top)
         return said
 

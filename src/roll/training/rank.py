@@ -220,7 +220,7 @@ class TrainerRank(ABC):
         supported.
         """
 
-    def written(self, *, wait: bool) -> bool:
+    def is_save_written(self, *, wait: bool) -> bool:
         """Return whether the last save is on disk; always true unless a back-end writes in the background."""
         return True
 

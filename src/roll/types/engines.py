@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["EngineLoad", "EngineStretch", "TensorSpec", "WeightReceipt", "WeightUpdate"]
+__all__ = ["EngineLoad", "EngineStepSpan", "TensorSpec", "WeightReceipt", "WeightUpdate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineStretch:
+class EngineStepSpan:
     """Several consecutive steps of an engine."""
 
     began_s: float

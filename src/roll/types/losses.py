@@ -108,7 +108,7 @@ class LossInputs:
         """Loss tokens of the global batch that the policy itself sampled."""
         return self.num_tokens - self.num_expert_tokens
 
-    def need(self, name: str) -> Tensor:
+    def require(self, name: str) -> Tensor:
         """Return the column of this name, which the loss requires.
 
         Raises:

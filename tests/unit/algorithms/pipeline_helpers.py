@@ -12,7 +12,7 @@ from reference_advantages import Attempt
 
 from roll.algorithms.losses import CreditedLoss
 from roll.algorithms.selection import Selection, select
-from roll.algorithms.weighing import kl_token_rewards, weigh
+from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learning.losses import policy_loss
@@ -75,7 +75,7 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
     if algorithm.uses_reference and algorithm.kl.place == "reward":
         rewards = kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
-    batch = weigh(
+    batch = compute_token_weights(
         batch,
         selection,
         algorithm,

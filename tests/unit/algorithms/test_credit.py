@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_credit import reference_factors
 
-from roll.algorithms.credit import credit_factors, distance_weights, head_groups, jumps, top_share
+from roll.algorithms.credit import credit_factors, distance_weights, head_groups, jumps, top_share_mask
 from roll.types import AttentionStatistics
 
 FORMS = ("local", "global", "coupled")
@@ -44,11 +44,11 @@ def test_credit_assignment_heads_are_sorted_by_distance() -> None:
 def test_credit_assignment_top_share_rounds_up_and_leaves_zeros_and_masked_tokens_out() -> None:
     scores = np.array([0.0, 3.0, 9.0, 2.0, 2.0, 0.0], np.float32)
     mask = np.array([1, 1, 0, 1, 1, 1], dtype=np.bool_)
-    assert np.flatnonzero(top_share(scores, mask, 0.4)).tolist() == [1, 3]  # 2 of 5; of equal ones the earlier
-    assert np.flatnonzero(top_share(scores, mask, 0.41)).tolist() == [1, 3, 4]
-    assert np.flatnonzero(top_share(scores, mask, 1.0)).tolist() == [1, 3, 4]
+    assert np.flatnonzero(top_share_mask(scores, mask, 0.4)).tolist() == [1, 3]  # 2 of 5; of equal ones the earlier
+    assert np.flatnonzero(top_share_mask(scores, mask, 0.41)).tolist() == [1, 3, 4]
+    assert np.flatnonzero(top_share_mask(scores, mask, 1.0)).tolist() == [1, 3, 4]
     ten = np.arange(1, 31, dtype=np.float32)
-    assert top_share(ten, everywhere(30), 0.1).sum() == 3
+    assert top_share_mask(ten, everywhere(30), 0.1).sum() == 3
 
 
 def test_credit_assignment_local_amplifies_the_largest_jumps() -> None:

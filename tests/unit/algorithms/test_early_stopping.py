@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.filters import is_doomed, reason_to_leave_out
+from roll.algorithms.filters import cannot_pass_filter, reason_to_leave_out
 
 bounds = st.fixed_dictionaries(
     {},
@@ -29,7 +29,7 @@ def test_early_stopping_a_doomed_group_fails_whatever_comes(
     passes = any(
         not reason_to_leave_out(np.array([*rewards, *rest]), skip_zero_variance=False, **filters) for rest in outcomes
     )
-    if is_doomed(rewards, missing, (0.0, 1.0), **filters):
+    if cannot_pass_filter(rewards, missing, (0.0, 1.0), **filters):
         assert not passes
 
 
@@ -47,4 +47,4 @@ def test_early_stopping_a_doomed_group_fails_whatever_comes(
     ],
 )
 def test_early_stopping_by_hand(rewards: list[float], missing: int, filters: dict[str, float], doomed: bool) -> None:
-    assert is_doomed(rewards, missing, (0.0, 1.0), **filters) is doomed
+    assert cannot_pass_filter(rewards, missing, (0.0, 1.0), **filters) is doomed

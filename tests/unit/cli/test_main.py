@@ -230,14 +230,14 @@ def test_cli_main_cli_an_interrupt_while_the_end_waits_ends_at_once_with_the_sam
     class Ended(BaseException):
         """In the place of the process's end."""
 
-    def left_behind(patience_s: float) -> bool:
+    def has_detached_threads(timeout_s: float) -> bool:
         raise KeyboardInterrupt
 
     def exit_now(code: int) -> None:
         ended.append(code)
         raise Ended
 
-    monkeypatch.setattr(running, "left_behind", left_behind)
+    monkeypatch.setattr(running, "has_detached_threads", has_detached_threads)
     monkeypatch.setattr(os, "_exit", exit_now)
     monkeypatch.setattr(logging, "shutdown", lambda: None)
     with pytest.raises(Ended):

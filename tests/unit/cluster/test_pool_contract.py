@@ -105,7 +105,7 @@ async def test_worker_pool_closing_ends_calls_and_refuses_new_ones(pool: WorkerP
 
 
 async def test_worker_pool_a_pool_beside_it_is_one_of_its_own(pool: WorkerPool) -> None:
-    own = pool.beside(1)
+    own = pool.sub_pool(1)
     try:
         assert await own.submit(operator.add, 1, 1, time_limit_s=60) == 2
         assert own.health()["workers"] == 1
@@ -135,7 +135,7 @@ async def test_worker_pool_a_place_that_dies_is_started_again(ray_here: object) 
 
 
 async def test_worker_pool_it_keeps_objects_that_are_asked_again(pool: WorkerPool) -> None:
-    made = [await pool.keep(list, (number,), prepare=(time.time, ())) for number in (1, 2)]
+    made = [await pool.create_actor(list, (number,), prepare=(time.time, ())) for number in (1, 2)]
     await made[0].call("append", 3)
     assert [await kept.call("pop") for kept in made] == [3, 2]
     with pytest.raises(IndexError, match="pop from empty list"):

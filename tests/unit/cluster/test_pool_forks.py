@@ -17,7 +17,7 @@ import pytest
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.errors import WorkerDiedError
-from roll.protocols import KeptObject, WorkerPool
+from roll.protocols import ActorHandle, WorkerPool
 
 MIB = 2**20
 
@@ -29,17 +29,17 @@ async def pool() -> AsyncIterator[LocalWorkerPool]:
     await pool.close()
 
 
-async def kept(pool: WorkerPool, *args: Any) -> KeptObject:
+async def kept(pool: WorkerPool, *args: Any) -> ActorHandle:
     """A deque: it appends and pops in a process of its own."""
     from collections import deque
 
-    return await pool.keep(deque, args, prepare=(time.time, ()))
+    return await pool.create_actor(deque, args, prepare=(time.time, ()))
 
 
-async def pid_of(pool: WorkerPool) -> tuple[KeptObject, int]:
+async def pid_of(pool: WorkerPool) -> tuple[ActorHandle, int]:
     import subprocess as module
 
-    made = await pool.keep(module.Popen, ["sleep", "1000"], prepare=(time.time, ()))
+    made = await pool.create_actor(module.Popen, ["sleep", "1000"], prepare=(time.time, ()))
     return made, await made.call("__getattribute__", "pid")
 
 
@@ -57,14 +57,14 @@ async def test_worker_pool_fork_an_object_keeps_its_state_between_calls_and_shar
 
 async def test_worker_pool_fork_one_that_cannot_be_made_says_why_and_the_next_one_can(pool: LocalWorkerPool) -> None:
     with pytest.raises(TypeError):
-        await pool.keep(int, [], prepare=(time.time, ()))
+        await pool.create_actor(int, [], prepare=(time.time, ()))
     assert await (await kept(pool)).call("__len__") == 0
     with pytest.raises(ModuleNotFoundError, match="nowhere"):
-        await pool.keep(int, 3, prepare=(__import__, ("nowhere",)))
+        await pool.create_actor(int, 3, prepare=(__import__, ("nowhere",)))
 
 
 async def test_worker_pool_fork_a_crash_ends_one_object_and_says_how(pool: LocalWorkerPool) -> None:
-    bad = await pool.keep(eval, "__import__('faulthandler')", prepare=(time.time, ()))
+    bad = await pool.create_actor(eval, "__import__('faulthandler')", prepare=(time.time, ()))
     good = await kept(pool, 1)
     with pytest.raises(WorkerDiedError, match=r"its process \(\d+\) ended with signal SIGSEGV"):
         await bad.call("_sigsegv")
@@ -76,7 +76,7 @@ async def test_worker_pool_fork_a_crash_ends_one_object_and_says_how(pool: Local
 async def test_worker_pool_fork_one_that_died_between_calls_is_found_dead_by_the_next_call(
     pool: LocalWorkerPool,
 ) -> None:
-    made = await pool.keep(eval, "__import__('os')", prepare=(time.time, ()))
+    made = await pool.create_actor(eval, "__import__('os')", prepare=(time.time, ()))
     os.kill(await made.call("getpid"), signal.SIGKILL)
     with pytest.raises(WorkerDiedError, match="SIGKILL"):
         await made.call("getpid")
@@ -128,7 +128,7 @@ def test_worker_pool_fork_when_the_controller_is_killed_all_of_it_ends() -> None
         import asyncio, subprocess, time
         from roll.cluster.pool import LocalWorkerPool
         async def main():
-            made = await LocalWorkerPool(1).keep(subprocess.Popen, ["sleep", "1000"], prepare=(time.time, ()))
+            made = await LocalWorkerPool(1).create_actor(subprocess.Popen, ["sleep", "1000"], prepare=(time.time, ()))
             print(await made.call("__getattribute__", "pid"), flush=True)
             await asyncio.sleep(1000)
         asyncio.run(main())

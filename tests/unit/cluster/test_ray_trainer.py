@@ -54,25 +54,25 @@ async def test_ray_trainer_the_first_rank_speaks_for_all_once_all_have_answered(
 async def test_ray_trainer_a_state_is_written_once_every_rank_has_written_it() -> None:
     """What is published under a rank that still syncs its directory would fail there."""
     group = RayTrainerGroup([Rank(True, True), Rank(False, True)])
-    assert not await group.written(wait=False)
-    assert await group.written(wait=False)
+    assert not await group.is_save_written(wait=False)
+    assert await group.is_save_written(wait=False)
 
 
 async def test_ray_trainer_ranks_that_fail_together_can_go_on() -> None:
     group = RayTrainerGroup([Rank(ValueError("first"), True), Rank(ValueError("second"), True)])
     with pytest.raises(ValueError, match="first"):
-        await group.written(wait=True)
-    assert await group.written(wait=True)
+        await group.is_save_written(wait=True)
+    assert await group.is_save_written(wait=True)
 
 
 async def test_ray_trainer_a_rank_that_waits_for_one_that_failed_is_asked_nothing_more() -> None:
     ranks = [Rank(None, True), Rank(ValueError("a sample lacks what the loss needs"), True)]
     group = RayTrainerGroup(ranks)
     with pytest.raises(ValueError, match="lacks"):
-        await group.written(wait=True)
+        await group.is_save_written(wait=True)
     with pytest.raises(WorkerDiedError, match=r"no longer work together, since one failed: a sample lacks"):
-        await group.written(wait=True)
-    assert [rank.asked for rank in ranks] == [["written"]] * 2
+        await group.is_save_written(wait=True)
+    assert [rank.asked for rank in ranks] == [["is_save_written"]] * 2
     await group.release(failed=True)  # gets through to whoever sends
 
 
@@ -80,7 +80,7 @@ async def test_ray_trainer_a_death_explains_what_other_ranks_met_and_names_the_r
     ranks = [Rank(RuntimeError("connection closed by peer")), Rank(ActorDiedError())]
     group = RayTrainerGroup(ranks, "policy", ["logs/policy-0.log", "logs/policy-1.log"])
     with pytest.raises(WorkerDiedError) as met:
-        await group.written(wait=True)
+        await group.is_save_written(wait=True)
     said = "rank 1 of trainer policy: its process ended (see logs/policy-1.log): resume the run."
     assert str(met.value) == said
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from roll.algorithms.minibatches import critic_share
 from roll.algorithms.rewards import shaped_rollout
 from roll.algorithms.selection import Selection
-from roll.algorithms.weighing import kl_token_rewards, weigh
+from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch, build_samples
 from roll.pipelines.learning.measures import mean_advantages
@@ -101,7 +101,7 @@ def weighed(rollouts: list[Rollout], algorithm: AlgorithmConfig, **said: Any) ->
     )
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8)
     given = {name: make(batch) for name, make in said.items()}
-    return weigh(batch, selection, algorithm, **given)
+    return compute_token_weights(batch, selection, algorithm, **given)
 
 
 def by_token(batch: TrainingBatch, name: str) -> list[list[float]]:

@@ -19,7 +19,7 @@ from roll.inference import EngineSpec, build_engine
 from roll.inference.hf import HFEngine, made_so_far
 from roll.models import load_causal_lm
 from roll.protocols import InferenceEngine
-from roll.running import left_behind
+from roll.running import has_detached_threads
 
 
 async def test_hf_engine_the_registry_builds_it_and_it_keeps_the_protocol(tiny_model: Path) -> None:
@@ -45,10 +45,10 @@ async def test_hf_engine_a_start_that_is_cancelled_does_not_wait_for_the_model(m
         with pytest.raises(asyncio.CancelledError):
             await start
         await engine.close()
-        assert left_behind(0.0)
+        assert has_detached_threads(0.0)
     finally:
         may_end.set()
-    assert not left_behind(10.0)
+    assert not has_detached_threads(10.0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])

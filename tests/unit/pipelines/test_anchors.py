@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.selection import select
-from roll.algorithms.weighing import weigh
+from roll.algorithms.weighing import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.agentic import AgenticConfig, AnchorsConfig
 from roll.data import PromptStream, WeightedSource
@@ -303,7 +303,9 @@ def test_anchor_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_
     (sample,) = build_samples(shown)
     assert sample.loss_mask.tolist() == [False, False, True, True, False, True, True]
     selection = select([played], algorithm, max_new_tokens=8, demonstrations=[shown])
-    batch = weigh(build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8), selection, algorithm)
+    batch = compute_token_weights(
+        build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8), selection, algorithm
+    )
     *own, last = batch.samples
     assert last.expert and last.advantages is not None
     np.testing.assert_allclose(last.advantages, [0, 0, 0.75, 0.75, 0, 1.5, 1.5], rtol=1e-6)
@@ -346,13 +348,13 @@ class Plain:
     def decode(self, token_ids: IntArray) -> str:
         return "".join(chr(token) for token in token_ids if token)
 
-    def written(self, answer: IntArray, after: IntArray, stops: Any = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Any = ()) -> tuple[str, bool]:
         return self.decode(answer), bool(len(answer)) and answer[-1] == 0
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         return self.tokens(text)
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
     def follow_up(self, observation: str) -> IntArray:
@@ -429,7 +431,7 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
         return replace(await policy.generate(request), token_ids=np.array([ord(next(script)), 0], np.int32))
 
     shown = await played(stream.again(-1, "chain", 0), 0, expert)
-    episode = KeptEpisode(domain="chain", position=0, trajectory=anchors.recorded(shown), shown=True)
+    episode = KeptEpisode(domain="chain", position=0, trajectory=anchors.record_trajectory(shown), shown=True)
     state = AgenticState(kept=(episode,))
     draws = EpisodeDraws(config=config, state=state, stream=stream)
     for _ in range(num_steps):

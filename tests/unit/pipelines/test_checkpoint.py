@@ -256,7 +256,7 @@ class BackgroundTrainer(FileTrainer):
     def write(self) -> None:
         (self.begun.pop() / "weights").write_text(self.saved)
 
-    async def written(self, *, wait: bool) -> bool:
+    async def is_save_written(self, *, wait: bool) -> bool:
         if self.fails:
             self.begun.clear()
             failure, self.fails = self.fails, None
@@ -350,7 +350,7 @@ class WritingTrainer(BackgroundTrainer):
     breaks: Exception | None = None
     export_breaks: Exception | None = None
 
-    async def written(self, *, wait: bool) -> bool:
+    async def is_save_written(self, *, wait: bool) -> bool:
         if wait and self.begun:
             assert self.begun[0].is_dir(), "removed while it was written"
             failure, self.breaks = self.breaks, None

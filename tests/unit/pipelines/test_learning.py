@@ -12,7 +12,7 @@ from roll.algorithms import selection
 from roll.algorithms.rewards import ShapedRollout, shaped_rollout
 from roll.algorithms.selection import Selection
 from roll.algorithms.selection import select as select_groups
-from roll.algorithms.weighing import weigh
+from roll.algorithms.weighing import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.online.boundary import settle
@@ -29,7 +29,7 @@ def select(groups: list[Group], algorithm: AlgorithmConfig) -> Selection:
 
 def advantages(chosen: Selection, algorithm: AlgorithmConfig = GRPO) -> dict[str, list[float]]:
     """Of the answers' tokens, by rollout."""
-    batch = weigh(build_batch(chosen.rollouts, temperature=1.0, max_new_tokens=8), chosen, algorithm)
+    batch = compute_token_weights(build_batch(chosen.rollouts, temperature=1.0, max_new_tokens=8), chosen, algorithm)
     return {s.sample_id: s.advantages[s.loss_mask].tolist() for s in batch.samples}
 
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.minibatches import critic_share
 from roll.algorithms.rewards import judged_range, shaped_rollout
-from roll.algorithms.selection import Selection, doom_of, select
-from roll.algorithms.weighing import kl_token_rewards, weigh
+from roll.algorithms.selection import Selection, early_stop_predicate, select
+from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
@@ -75,7 +75,7 @@ def advantages(groups: list[Group], algorithm: AlgorithmConfig, kl: dict[str, fl
         ref = [np.zeros(len(s), np.float32) for s in batch.samples]
         penalties = kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     found = {}
-    for sample in weigh(batch, selection, algorithm, token_rewards=penalties).samples:
+    for sample in compute_token_weights(batch, selection, algorithm, token_rewards=penalties).samples:
         values = sample.advantages[sample.loss_mask]
         assert np.ptp(values) <= 1e-6
         found[sample.sample_id] = float(values[0])
@@ -163,7 +163,7 @@ def test_trained_rewards_a_clip_that_spares_the_rewards_of_turns_bounds_nothing(
     clipped = algorithm_of("grpo", reward={"clip": 0.5}, filters={"max_mean": 0.9})
     assert judged_range((0.0, 2.0), clipped, single_turn=True) == (0.0, 0.5)
     assert judged_range((0.0, 2.0), clipped, single_turn=False) is None
-    assert doom_of(clipped, (0.0, 2.0), LONGEST, single_turn=False) is None
+    assert early_stop_predicate(clipped, (0.0, 2.0), LONGEST, single_turn=False) is None
 
 
 @contextmanager
@@ -289,7 +289,9 @@ def test_trained_rewards_a_group_is_doomed_by_the_rewards_that_are_trained() -> 
     one, cut = group(0, *valued(0.5)).rollouts, group(0, RewardResult(value=0.5, verdict="no answer")).rollouts
 
     def doomed(finished: Any, missing: int, **filters: Any) -> bool:
-        doom = doom_of(algorithm_of("grpo", **MALFORMED, filters=filters), (0.0, 1.0), LONGEST, single_turn=True)
+        doom = early_stop_predicate(
+            algorithm_of("grpo", **MALFORMED, filters=filters), (0.0, 1.0), LONGEST, single_turn=True
+        )
         return doom is not None and doom(finished, missing)
 
     # the other answer earns 1 at most: means 0.75, and 0.5 after the penalty

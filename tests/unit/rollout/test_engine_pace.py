@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.rollout.engine_pace import FIRST_STEP_S, LEAST_S, LOOK_S, Pace
+from roll.rollout.engine_pace import FIRST_STEP_S, LEAST_S, LOOK_S, HangDetector
 
 
-def seen(*gaps: float) -> Pace:
+def seen(*gaps: float) -> HangDetector:
     """After steps that took so long."""
-    pace, now = Pace(0.0), 0.0
+    pace, now = HangDetector(0.0), 0.0
     for number, gap in enumerate(gaps, 1):
         now += gap
-        pace.look(now, number)
+        pace.observe(now, number)
     return pace
 
 
@@ -30,35 +30,35 @@ def seen(*gaps: float) -> Pace:
     ],
 )
 def test_hung_engine_patience_follows_the_slowest_step(gaps: tuple[float, ...], patience: float) -> None:
-    assert seen(*gaps).patience_s == patience
+    assert seen(*gaps).timeout_s == patience
 
 
 def test_hung_engine_a_slow_step_is_forgotten_after_many_fast_ones() -> None:
-    assert seen(100.0, *[10.0] * 255).patience_s == 600.0
-    assert seen(100.0, *[10.0] * 256).patience_s == 120.0
+    assert seen(100.0, *[10.0] * 255).timeout_s == 600.0
+    assert seen(100.0, *[10.0] * 256).timeout_s == 120.0
 
 
 def test_hung_engine_a_look_that_comes_late_grants_the_delay() -> None:
     pace = seen(10.0)
-    assert pace.look(131.0, 1)
+    assert pace.observe(131.0, 1)
     pace = seen(10.0)
-    assert not pace.look(1000.0, 1, late_s=900.0)  # the loop that looks stood still itself
-    assert pace.look(1131.0, 1)
+    assert not pace.observe(1000.0, 1, late_s=900.0)  # the loop that looks stood still itself
+    assert pace.observe(1131.0, 1)
 
 
 def test_hung_engine_what_had_nothing_to_do_does_not_hang() -> None:
     pace = seen(10.0)
     pace.begin(5000.0)
-    assert not pace.look(5100.0, 1)
+    assert not pace.observe(5100.0, 1)
 
 
 @given(st.lists(st.floats(LOOK_S, 2000.0), min_size=1, max_size=50))
 def test_hung_engine_no_engine_hangs_that_slows_down_no_more_than_threefold(gaps: list[float]) -> None:
-    pace, now, slowest = Pace(0.0), 0.0, FIRST_STEP_S / 3
+    pace, now, slowest = HangDetector(0.0), 0.0, FIRST_STEP_S / 3
     for number, gap in enumerate(gaps, 1):
         gap = min(gap, 3 * slowest)
         now += gap - 0.001
-        assert not pace.look(now, number - 1)
+        assert not pace.observe(now, number - 1)
         now += 0.001
-        assert not pace.look(now, number)
+        assert not pace.observe(now, number)
         slowest = max(pace.slowest_s, LEAST_S / 3)

@@ -42,13 +42,13 @@ class Renderer:
     def decode(self, token_ids: IntArray) -> str:
         return "x" * len(token_ids)
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return "x" * len(answer), False
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         return self.tokens(text)
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
     def follow_up(self, observation: str) -> IntArray:

@@ -11,7 +11,7 @@ from worlds.published_templates import PUBLISHED, published_tokenizer
 
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
-from roll.rollout.history import Exchange, history_messages, longest_fitting, shortened, without_thinking
+from roll.rollout.history import Exchange, find_longest_fitting, history_messages, shorten_messages, without_thinking
 from roll.types import History, Message, Rollout
 
 END = "<|im_end|>"
@@ -66,9 +66,9 @@ def test_episode_thinking_is_stripped_also_where_it_is_not_closed(text: str, res
 
 
 def test_episode_the_middle_of_a_long_text_gives_way() -> None:
-    (cut,) = shortened([user("0123456789")], 5)
+    (cut,) = shorten_messages([user("0123456789")], 5)
     assert cut == user("012\n[5 characters left out]\n89")
-    assert shortened([user("01234")], 5) == (user("01234"),)
+    assert shorten_messages([user("01234")], 5) == (user("01234"),)
 
 
 def test_episode_what_fits_is_found_in_few_attempts_whatever_a_character_comes_to() -> None:
@@ -78,9 +78,9 @@ def test_episode_what_fits_is_found_in_few_attempts_whatever_a_character_comes_t
         tried.append(limit)
         return 1_000 + 3 * limit + (1_000 if limit > 5_000 else 0)
 
-    assert longest_fitting(make, lambda size: size, most=500_000, room=20_000) == 19_139
+    assert find_longest_fitting(make, lambda size: size, most=500_000, room=20_000) == 19_139
     assert tried == [500_000, 0, 6_329, 6_013, 5_713]  # 500,000 × 19,000 ÷ 1,501,000, and then a twentieth less
-    assert longest_fitting(make, lambda size: size, most=500_000, room=999) is None
+    assert find_longest_fitting(make, lambda size: size, most=500_000, room=999) is None
 
 
 def said(model: Path, *answers: str, template: bool = True) -> tuple[ChatRenderer, Engine]:

@@ -15,7 +15,7 @@ from worlds.engines import Fault, TickingEngine, TickingEngines
 
 from roll.errors import EngineDiedError, NoEngineError, WeightSyncError
 from roll.rollout import LLMProxy
-from roll.rollout.engine_link import EngineLink
+from roll.rollout.engine_link import EngineConnection
 from roll.rollout.fleet import EngineFleet
 from roll.rollout.routing import Router
 from roll.simulation.clock import run
@@ -411,7 +411,7 @@ def test_engine_fleet_of_a_pause_and_a_resume_the_later_counts_although_the_call
         lags = iter([5.0])
         own = engine("a", lag=lambda: next(lags, 0.0))
         own.paused = first == "resume"
-        link = EngineLink(own, lambda lost: None)  # type: ignore[arg-type]
+        link = EngineConnection(own, lambda lost: None)  # type: ignore[arg-type]
         calls = {"pause": lambda: link.pause("keep"), "resume": link.resume}
         given_up = asyncio.create_task(calls.pop(first)())
         await asyncio.sleep(1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from roll.errors import CallbackError
 from roll.rollout.episode import loop_for, play
-from roll.rollout.loops import own_loop, single_answer
+from roll.rollout.loops import load_own_loop, single_answer
 from roll.types import (
     EnvironmentSettings,
     Generation,
@@ -37,7 +37,7 @@ class Numbers:
 
     drops_tools = False
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
     def follow_up(self, observation: str) -> IntArray:
@@ -49,10 +49,10 @@ class Numbers:
     def tokens(self, text: str) -> IntArray:
         raise AssertionError("nothing is written anew")
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return self.decode(answer), True
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
+    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         return np.array([7], dtype=np.int32)
 
 
@@ -162,13 +162,13 @@ def test_rollout_loop_a_column_of_data_that_is_called_env_makes_no_game() -> Non
     [
         ("async def {}: return 3", r"returned int, not a Rollout\."),
         ("def {}: return 3", r"failed at .*: TypeError: object int can't be used in 'await' expression"),
-        ("async def {}: raise KeyError('a')", r"failed at .*own_loop\.py:1: KeyError: 'a'"),
-        ("async def {}: raise SystemExit(3)", r"failed at .*own_loop\.py:1: SystemExit: 3"),
+        ("async def {}: raise KeyError('a')", r"failed at .*load_own_loop\.py:1: KeyError: 'a'"),
+        ("async def {}: raise SystemExit(3)", r"failed at .*load_own_loop\.py:1: SystemExit: 3"),
     ],
 )
 async def test_rollout_loop_a_loop_of_ones_own_that_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "own_loop.py").write_text(text.format("loop(draw, index, first, generate, renderer)"))
-    path = f"{tmp_path}/own_loop.py:loop"
-    loop: Any = own_loop(path)
+    (tmp_path / "load_own_loop.py").write_text(text.format("loop(draw, index, first, generate, renderer)"))
+    path = f"{tmp_path}/load_own_loop.py:loop"
+    loop: Any = load_own_loop(path)
     with pytest.raises(CallbackError, match=f"rollout loop '{path}' {words}"):
         await loop(None, 0, None, None, None)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from worlds.engines import TickingEngine, TickingEngines
 
 from roll.rollout import LLMProxy, Router
-from roll.rollout.proxy import _joined
+from roll.rollout.proxy import _join_generations
 from roll.rollout.routing import RoutingPolicy
 from roll.simulation.clock import run
 from roll.types import EngineLoad, Generation, GenerationRequest, SamplingParams
@@ -186,7 +186,7 @@ def test_llm_proxy_a_piece_without_tokens_does_not_say_which_experts_made_the_an
         )
 
     pieces = [piece(0, [1, -1]), piece(2, [2, 2, 2, -1]), piece(1, [3, 3, 3, 3, -1])]
-    joined = _joined(request("r"), pieces)
+    joined = _join_generations(request("r"), pieces)
     assert joined.experts is not None
     assert joined.experts.ravel().tolist() == [2, 2, 2, 3, -1]
 

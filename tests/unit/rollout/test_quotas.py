@@ -21,7 +21,7 @@ def test_rollout_quota_every_total_is_within_a_place_per_domain_of_its_share(
 ) -> None:
     quotas, dealt = Quotas(weights), Counter[str]()
     for places in steps:
-        ahead = quotas.ahead(places)
+        ahead = quotas.peek(places)
         assert quotas.deal(places) == ahead
         dealt += ahead
         for domain, weight in weights.items():
@@ -35,14 +35,14 @@ def test_rollout_quota_a_resumed_run_deals_on_where_it_stopped(
 ) -> None:
     whole = Quotas(weights)
     whole.deal(before)
-    assert Quotas(weights, before).in_order(after) == whole.in_order(after)
+    assert Quotas(weights, before).deal_in_order(after) == whole.deal_in_order(after)
 
 
 def test_rollout_quota_a_place_that_was_not_used_is_dealt_again() -> None:
     quotas = Quotas({"a": 1.0, "b": 1.0})
-    assert quotas.in_order(4) == ["a", "b", "a", "b"]
+    assert quotas.deal_in_order(4) == ["a", "b", "a", "b"]
     quotas.give_back("b")
-    assert quotas.in_order(3) == ["b", "a", "b"]
+    assert quotas.deal_in_order(3) == ["b", "a", "b"]
 
 
 @pytest.mark.parametrize("seed", range(2))

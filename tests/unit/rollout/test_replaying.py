@@ -18,7 +18,7 @@ from roll.data import ChatRenderer
 from roll.data.samples import build_samples
 from roll.errors import ReplayError
 from roll.models import load_tokenizer
-from roll.rollout.replaying import recorded
+from roll.rollout.replaying import record_trajectory
 from roll.types import Anchor, RewardResult, Rollout, Trajectory
 
 STEPS: list[tuple[str, dict[str, Any]]] = [("o1", {}), ("o2", {}), ("o3", {}), ("end", {})]
@@ -33,7 +33,7 @@ def said(model: Path, *words: str) -> tuple[ChatRenderer, Engine]:
 
 
 def won(rollout: Rollout) -> Trajectory:
-    return recorded(replace(rollout, reward=RewardResult(value=2.0, correct=True)))
+    return record_trajectory(replace(rollout, reward=RewardResult(value=2.0, correct=True)))
 
 
 def test_rollout_replay_a_rollout_goes_on_where_the_earlier_episode_was(tiny_model: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roll.rollout.census import Census
+from roll.rollout.census import SelectionBias
 
 
 def rollout(index: int, reward: float, length: int) -> Any:
@@ -21,7 +21,7 @@ def group(scored: list[Any], chosen: list[int], num_stopped: int) -> Any:
 
 
 def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> None:
-    census = Census()
+    census = SelectionBias()
     census.add(group([rollout(3, 0.0, 10), rollout(0, 1.0, 30), rollout(1, 1.0, 50)], [3, 0], 2), counts=True)
     census.add(group([rollout(0, 0.5, 20)], [0], 3), counts=False)  # a group that the step does not get
     assert census.metrics() == pytest.approx(
@@ -39,6 +39,6 @@ def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_la
 
 
 def test_selection_bias_a_step_that_got_no_group_counts_nothing() -> None:
-    census = Census()
+    census = SelectionBias()
     census.add(group([rollout(0, 1.0, 5)], [0], 1), counts=False)
     assert (census.metrics(), census.num_stopped, len(census.unused)) == ({}, 1, 1)

@@ -29,7 +29,7 @@ from roll.simulation.hardware import device
 from roll.simulation.prefixes import PrefixCache
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.rollout_trace import trace_engine_steps
-from roll.types import EngineStretch, Group, Message, Prompt, PromptDraw, RewardResult, Rollout
+from roll.types import EngineStepSpan, Group, Message, Prompt, PromptDraw, RewardResult, Rollout
 
 CURVE = ((0.0, 0.010), (4.0, 0.012), (16.0, 0.036))
 MEASURED = EngineCosts(
@@ -46,7 +46,7 @@ class Clock:
 
 
 def stretch(requests: int, *, steps: int = 1, started: int = 0, prefilled: int = 0, context: float = 0, seconds: float):
-    return EngineStretch(
+    return EngineStepSpan(
         began_s=0.0, duration_s=seconds, num_steps=steps, num_decoding=requests - started, num_started=started,
         num_prefilled=prefilled, context_tokens=context,
     )  # fmt: skip

@@ -172,7 +172,7 @@ class Silent:
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
     def follow_up(self, observation: str) -> IntArray:

@@ -494,7 +494,7 @@ def test_tracker_who_was_left_behind_is_said_and_the_process_may_end(
     monkeypatch.setattr(
         "roll.tracking.tracker.open_sinks", lambda *_: [GuardedSink("slow", lambda: blocked, close_limit_s=0.05)]
     )
-    assert not guarded.left_behind()
+    assert not guarded.has_detached_threads()
     config = demo.config(tmp_path / "runs", console="plain")
     with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config, num_steps=1) as tracker:
         demo.step(tracker, 1)

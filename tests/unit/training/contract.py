@@ -214,7 +214,7 @@ def state(build: Build, place: Place) -> dict[str, Any]:
     course(first, (0,))
     first.save(place.directory / "saved", background=True)
     straight = {"results": course(first, (1, 2)), "weights": weights_of(first)}
-    written = first.written(wait=True)
+    written = first.is_save_written(wait=True)
     torch.rand(3)
     again = build(**settings)
     course(again, (5,))  # nothing of it is left

@@ -37,7 +37,7 @@ def fake_cuda() -> Iterator[None]:
         "roll.training.passes.collect": lambda *args: None,
         "roll.training.passes.collect_top": lambda *args: None,
         "roll.training.passes.complete": lambda *args, **more: None,
-        "roll.training.passes.in_order": lambda *args: [],
+        "roll.training.passes.deal_in_order": lambda *args: [],
         "roll.training.optimizer.Optimizer.steps": lambda own: dict.fromkeys(own._locals, 0),
         "roll.training.network.routing.Routing._take": lambda *args: None,
         "roll.training.network.routing.Routing.load": lambda *args: None,

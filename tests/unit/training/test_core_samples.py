@@ -60,7 +60,7 @@ class CrossEntropy:
     needs: Needs = Needs()  # noqa: RUF009
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        return LossOutputs(loss=-inputs.need("logprobs").sum() / inputs.num_tokens)
+        return LossOutputs(loss=-inputs.require("logprobs").sum() / inputs.num_tokens)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class EvenPairs:
     needs: Needs = Needs(whole_units=True)  # noqa: RUF009
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        sums = segment_sums(inputs.need("logprobs"), inputs.sequence_ids)
-        units = inputs.need("unit_ids")
+        sums = segment_sums(inputs.require("logprobs"), inputs.sequence_ids)
+        units = inputs.require("unit_ids")
         loss = sum((_of_pair(*sums[units == unit]) for unit in units.unique()), sums.new_zeros(()))
         return LossOutputs(loss=loss / (inputs.num_sequences / 2))
 

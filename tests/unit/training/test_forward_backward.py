@@ -98,7 +98,7 @@ def test_forward_backward_that_fails_forgets_every_gradient(tiny_model: Path) ->
         calls.append(inputs)
         if len(calls) == 2:
             raise RuntimeError("a loss of the user's own")
-        return LossOutputs(loss=inputs.need("logprobs").sum())
+        return LossOutputs(loss=inputs.require("logprobs").sum())
 
     failing.needs = Needs()  # type: ignore[attr-defined]
     backend.forward_backward(make_batch(1), PolicyLoss())

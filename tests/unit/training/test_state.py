@@ -136,7 +136,7 @@ def test_trainer_state_a_state_written_while_training_goes_on_is_that_of_the_ste
     backend.save(tmp_path / "at once")
     backend.save(tmp_path / "meanwhile", background=True)
     backend.train_step(make_batch(1), PolicyLoss())
-    assert backend.written(wait=True)
+    assert backend.is_save_written(wait=True)
     found = []
     for name in ("at once", "meanwhile"):
         backend.load(tmp_path / name)
@@ -154,10 +154,10 @@ def test_trainer_state_a_state_that_cannot_be_written_in_the_background_is_said_
     (tmp_path / "file").touch()
     backend.save(tmp_path / "file" / "state", background=True)
     with pytest.raises((CheckpointError, OSError), match="file"):
-        backend.written(wait=True)
-    assert backend.written(wait=True)
+        backend.is_save_written(wait=True)
+    assert backend.is_save_written(wait=True)
     backend.save(tmp_path / "state", background=True)
-    assert backend.written(wait=True)
+    assert backend.is_save_written(wait=True)
     backend.load(tmp_path / "state")
 
 
@@ -186,7 +186,7 @@ def test_trainer_state_a_disk_that_is_full_is_named_wherever_it_fails(
     for background in (False, True):
         with pytest.raises(OSError, match="No space left on device"):  # of `torch.save`, whose own error hides it
             backend.save(tmp_path / "state", background=background)
-            backend.written(wait=True)
+            backend.is_save_written(wait=True)
 
 
 def test_trainer_state_a_state_of_which_there_is_no_room_for_a_copy_is_not_written(
@@ -197,8 +197,8 @@ def test_trainer_state_a_state_of_which_there_is_no_room_for_a_copy_is_not_writt
         patch.setattr(state_writer, "_copied", lambda tensor: [][0])
         with pytest.raises(CheckpointError, match="rank 0 cannot copy its state: IndexError"):
             backend.save(tmp_path / "state", background=True)
-    assert backend.written(wait=True)
+    assert backend.is_save_written(wait=True)
     assert not (tmp_path / "state").exists()
     backend.save(tmp_path / "state", background=True)
-    assert backend.written(wait=True)
+    assert backend.is_save_written(wait=True)
     backend.load(tmp_path / "state")

@@ -17,7 +17,7 @@ from roll.inference.hf_requests import new_row, prefill_key
 from roll.inference.spec import refuse_media
 from roll.pipelines.episodes.state import KeptEpisode
 from roll.pipelines.supervised import kept
-from roll.rollout.replaying import Played, check_replay, recorded
+from roll.rollout.replaying import ReplayedPart, check_replay, record_trajectory
 from roll.training.network.hidden_states import _rotary_ids
 from roll.training.packing.blocks import Member, shared_blocks
 from roll.training.packing.layout import build_layout, padded
@@ -209,9 +209,9 @@ def test_media_samples_have_the_media_of_their_contexts() -> None:
 
 
 def test_media_replayed_episodes_are_compared_with_their_media() -> None:
-    trajectory = recorded(rollout())
+    trajectory = record_trajectory(rollout())
     anchor = Anchor(trajectory=trajectory, num_turns=1)
-    played = Played(
+    played = ReplayedPart(
         prompt_token_ids=trajectory.prompt_token_ids,
         tokens=[trajectory.token_ids[:5]],
         turns=trajectory.turns[:1],
@@ -229,9 +229,9 @@ def test_media_replayed_episodes_are_compared_with_their_media() -> None:
 
 
 def test_media_kept_episodes_come_back_with_their_media() -> None:
-    episode = KeptEpisode(domain="d", position=0, trajectory=recorded(rollout()))
+    episode = KeptEpisode(domain="d", position=0, trajectory=record_trajectory(rollout()))
     again = KeptEpisode.from_json(episode.to_json()).trajectory
     assert (again.prompt_media, again.media) == (rollout().prompt_media, rollout().media)
     assert [branch.media for branch in again.branches] == [(span(OTHER, 1, 3),)]
     text = replace(rollout(), prompt_media=(), media=(), branches=())
-    assert "media" not in KeptEpisode(domain="d", position=0, trajectory=recorded(text)).to_json()
+    assert "media" not in KeptEpisode(domain="d", position=0, trajectory=record_trajectory(text)).to_json()

@@ -30,7 +30,7 @@ from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.preflight import Report
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.types import Rollout, TrainingBatch
 
 
@@ -58,7 +58,7 @@ class Longest:
     @asynccontextmanager
     async def open(self, config: LongestConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Start the policy's trainer and engines; inside, what is to be done."""
-        prepared = await in_thread(prepare, config)
+        prepared = await run_in_thread(prepare, config)
         placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
         async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as online:
             yield partial(train, online, _objective(online))

@@ -50,7 +50,7 @@ class CreditedLoss:
         if inputs.attention is None:
             raise ValueError("attention credit needs LossInputs.attention, which the trainer did not bring")
         factors = torch.from_numpy(np.concatenate([self._factors(*own) for own in inputs.attention]))
-        advantages = inputs.need("advantages")
+        advantages = inputs.require("advantages")
         factors = factors.to(advantages)
         if inputs.expert is not None:
             factors = factors.masked_fill(inputs.expert, 1.0)

@@ -41,7 +41,7 @@ class DistillationLoss:
         Raises:
             ValueError: The divergence is missing.
         """
-        return _outputs(inputs, inputs.need("divergence"), self.aggregation)
+        return _outputs(inputs, inputs.require("divergence"), self.aggregation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class TopDistillationLoss:
         Raises:
             ValueError: The teacher's top-k log-probs are missing.
         """
-        policy, teacher = (_complete(inputs.need(name)) for name in ("top_logprobs", "teacher_top_logprobs"))
+        policy, teacher = (_complete(inputs.require(name)) for name in ("top_logprobs", "teacher_top_logprobs"))
         return _outputs(inputs, (teacher.exp() * (teacher - policy)).sum(1), self.aggregation)
 
 
@@ -76,7 +76,7 @@ def _complete(logprobs: Tensor) -> Tensor:
 def _outputs(
     inputs: LossInputs, divergence: Tensor, aggregation: Literal["token_mean", "sequence_mean"]
 ) -> LossOutputs:
-    sums = {"distill/divergence": divergence.detach().sum(), "distill/nll": -inputs.need("logprobs").detach().sum()}
+    sums = {"distill/divergence": divergence.detach().sum(), "distill/nll": -inputs.require("logprobs").detach().sum()}
     return LossOutputs(
         loss=(token_weights(inputs, aggregation) * divergence).sum(),
         metrics={name: value / inputs.num_tokens for name, value in sums.items()},

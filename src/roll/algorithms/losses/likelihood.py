@@ -26,7 +26,7 @@ class LikelihoodLoss:
         Raises:
             ValueError: The network does not return log-probs.
         """
-        logprobs = inputs.need("logprobs")
+        logprobs = inputs.require("logprobs")
         nll = -logprobs.detach().sum() / inputs.num_tokens
         loss = -(token_weights(inputs, self.aggregation) * logprobs).sum()
         return LossOutputs(loss=loss, metrics={"sft/nll": nll})

@@ -76,7 +76,7 @@ class PolicyLoss:
             max_token_log_ratio=self.ratio_token_limit,
             bounded=self.gate.exponentiates,
         )
-        logprobs, advantages = inputs.need("logprobs"), inputs.need("advantages")
+        logprobs, advantages = inputs.require("logprobs"), inputs.require("advantages")
         weights = token_weights(inputs, self.aggregation)
         corrections = self.correction.weights(inputs)
         objective = corrections * self.gate(ratio, logprobs, advantages)
@@ -91,7 +91,7 @@ class PolicyLoss:
             if inputs.num_own_tokens:
                 metrics["policy/kl_reference"] = own.sum() / inputs.num_own_tokens
         if self.entropy_coefficient > 0:
-            entropy = inputs.need("entropy")
+            entropy = inputs.require("entropy")
             bonus = entropy if inputs.entropy_mask is None else entropy.masked_fill(~inputs.entropy_mask, 0.0)
             loss = loss - self.entropy_coefficient * (weights * bonus).sum()
             metrics["policy/entropy"] = entropy.detach().sum() / inputs.num_tokens
@@ -99,17 +99,17 @@ class PolicyLoss:
 
     def _kl(self, inputs: LossInputs) -> Tensor:
         if self.kl_estimator == "full":
-            return inputs.need("full_kl")
-        kl = kl_per_token(inputs.need("logprobs"), inputs.need("ref_logprobs"), self.kl_estimator)
+            return inputs.require("full_kl")
+        kl = kl_per_token(inputs.require("logprobs"), inputs.require("ref_logprobs"), self.kl_estimator)
         return kl if inputs.expert is None else kl.masked_fill(inputs.expert, 0.0)
 
     def _metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the metrics: means over the global batch, of which this is the micro-batch's share, and maxima."""
-        advantages, ratio = inputs.need("advantages"), clamped(ratio_log).exp()
-        logprobs = inputs.need("logprobs").detach()
-        token_log_ratio = clamped(logprobs - inputs.need("old_logprobs"))
+        advantages, ratio = inputs.require("advantages"), clamped(ratio_log).exp()
+        logprobs = inputs.require("logprobs").detach()
+        token_log_ratio = clamped(logprobs - inputs.require("old_logprobs"))
         difference = off_policy(inputs)
         clipped = self.gate.clipped(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":

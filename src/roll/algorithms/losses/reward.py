@@ -65,7 +65,7 @@ class RegressionLoss:
         Raises:
             ValueError: Targets are missing, or the network does not return one value for each sequence.
         """
-        scores, targets = _scores(inputs), inputs.need("targets")
+        scores, targets = _scores(inputs), inputs.require("targets")
         error = scores - targets
         sums = {
             "reward_model/value": scores.sum(),
@@ -78,7 +78,7 @@ class RegressionLoss:
 
 def _scores(inputs: LossInputs) -> Tensor:
     """Return the score of every sequence, shape [S]."""
-    values = inputs.need("values")
+    values = inputs.require("values")
     if len(values) != len(inputs.sequence_lengths):
         raise ValueError("a reward model scores texts: each sample has one token in the loss, after its last one")
     return values

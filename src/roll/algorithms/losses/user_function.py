@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from roll.errors import ConfigError, LossError, in_one_line, raised_at
+from roll.errors import ConfigError, LossError, one_line_error, raised_at
 from roll.types import LossInputs, LossOutputs, Needs
 from roll.user_code import check_call, load_function
 
@@ -49,7 +49,7 @@ class UserLoss:
         try:
             outputs = function(inputs)
         except Exception as error:
-            raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {in_one_line(error)}") from error
+            raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {one_line_error(error)}") from error
         if (problem := _problem(outputs, inputs)) is not None:
             raise LossError(f"loss '{self.path}' returned {problem}.")
         return replace(outputs, metrics=_tensors(outputs.metrics), maxima=_tensors(outputs.maxima))

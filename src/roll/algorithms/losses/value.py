@@ -34,8 +34,8 @@ class ValueLoss:
         Raises:
             ValueError: Values, returns or, with a clip, old values are missing.
         """
-        values, returns = inputs.need("values"), inputs.need("returns")
-        old = inputs.old_values if self.clip is None else inputs.need("old_values")
+        values, returns = inputs.require("values"), inputs.require("returns")
+        old = inputs.old_values if self.clip is None else inputs.require("old_values")
         if inputs.expert is not None:  # an expert's return does not estimate the policy's return
             values, returns = (x.masked_fill(inputs.expert, 0.0) for x in (values, returns))
             old = None if old is None else old.masked_fill(inputs.expert, 0.0)

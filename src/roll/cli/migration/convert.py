@@ -12,7 +12,7 @@ from roll.config.document import dump
 from roll.config.load import dump_config, load_config
 from roll.config.problems import show
 from roll.errors import ConfigError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = ["Converted", "Said", "convert"]
 
@@ -244,7 +244,7 @@ def _unknown(rules: Sequence[Rule], work: _Work) -> list[Said]:
             value=work.values[key],
             given=True,
             outcome="lost",
-            text=f"no key that this version knows.{nearest(key, names)}",
+            text=f"no key that this version knows.{did_you_mean(key, names)}",
         )
         for key in sorted(work.given)
         if not any(rule.covers(key) for rule in rules)

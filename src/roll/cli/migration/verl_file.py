@@ -12,7 +12,7 @@ from typing import Any
 
 from roll.config.document import parse
 from roll.errors import ConfigError
-from roll.registry import looked_from
+from roll.registry import search_directory_note
 
 __all__ = ["left_to_the_shell", "read_keys"]
 
@@ -47,7 +47,7 @@ def read_keys(path: str | Path) -> dict[str, Any]:
             content = file.read(_LARGEST + 1)
         text = content[:_LARGEST].decode("utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"file '{path}' does not exist{looked_from(path)}.") from None
+        raise ConfigError(f"file '{path}' does not exist{search_directory_note(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"'{path}' cannot be read: {reason}.") from None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from roll.errors import RunDirectoryError, UserError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.tracking.reading.files import Inside
 from roll.tracking.reading.rollout_files import RolloutTable, as_written, compute, distinct, holding, opened, place_of
 from roll.tracking.rollout_table import rollout_schema
@@ -252,7 +252,7 @@ def parse_filter(text: str) -> Filter:
             continue
         name, sign, value = match.groups()
         if name not in COLUMNS:
-            raise UserError(f"rollouts have no '{name}'.{nearest(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
+            raise UserError(f"rollouts have no '{name}'.{did_you_mean(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
         if sign == "=" and any(part != other and other.startswith(f"{name}=") for other in parts):
             raise UserError(f"'{name}=' is written twice, and no rollout can be both: keep one, or write a range.")
         conditions.append((name, _number(name, sign, value) if name in NUMBERS else _word(name, sign, value)))
@@ -278,7 +278,7 @@ def _word(name: str, sign: str, value: str) -> Callable[[Any], bool]:
         raise UserError(f"'{name}{sign}{value}': {name} is no number: write {name}=… or {name}!=….")
     if value not in _CLOSED.get(name, (value,)):
         raise UserError(
-            f"'{name}{sign}{value}': {name} is {' or '.join(_CLOSED[name])}.{nearest(value, _CLOSED[name])}"
+            f"'{name}{sign}{value}': {name} is {' or '.join(_CLOSED[name])}.{did_you_mean(value, _CLOSED[name])}"
         )
     return lambda found: ((found or "") == value) is (sign == "=")
 
@@ -291,7 +291,7 @@ def sorted_rows(rows: Sequence[Row], column: str) -> list[Row]:
     """
     name = column.removeprefix("-")
     if name not in COLUMNS:
-        raise UserError(f"rollouts have no '{name}'.{nearest(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
+        raise UserError(f"rollouts have no '{name}'.{did_you_mean(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
     with_value = [row for row in rows if _is_value(row.values[name])]
     with_value.sort(key=lambda row: row.values[name], reverse=column.startswith("-"))
     return [*with_value, *(row for row in rows if not _is_value(row.values[name]))]

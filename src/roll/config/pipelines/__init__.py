@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 from roll.config.run import RunConfig
-from roll.errors import ConfigError, in_one_line, raised_at
+from roll.errors import ConfigError, one_line_error, raised_at
 from roll.extensions import ExtensibleRegistry
 from roll.process_environment import prepare_environment
 from roll.user_code import check_call, load_function
@@ -55,7 +55,7 @@ def _own_pipeline(path: str) -> Any:
     try:
         pipeline = factory()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"pipeline '{path}' cannot be built ({raised_at(error)}): {in_one_line(error)}") from error
+        raise ConfigError(f"pipeline '{path}' cannot be built ({raised_at(error)}): {one_line_error(error)}") from error
     if missing := [part for part in ("config", "state", *_CALLED_WITH) if not hasattr(pipeline, part)]:
         raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md says what each is.")
     if not (isinstance(pipeline.config, type) and issubclass(pipeline.config, RunConfig)):

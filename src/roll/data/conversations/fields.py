@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from roll.data.cells import BadRow, as_list, is_null
 from roll.errors import short
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = [
     "IGNORED_COLUMNS",
@@ -160,5 +160,5 @@ def refuse_unread(
     if not hint and names[0] in known:
         hint = " Another form of the row was read, or this pipeline learns from other columns."
     elif not hint and isinstance(names[0], str):
-        hint = nearest(names[0], [name for name in known if isinstance(name, str)])
+        hint = did_you_mean(names[0], [name for name in known if isinstance(name, str)])
     raise BadRow(reason, f"{found}.{hint} {mend}")

@@ -105,6 +105,6 @@ def _result(value: Any, ignored: frozenset[str], where: str) -> str:
     return parts.text
 
 
-def _check_order(in_order: bool, what: str, where: str) -> None:
-    if not in_order:
+def _check_order(deal_in_order: bool, what: str, where: str) -> None:
+    if not deal_in_order:
         raise BadRow("parts out of order", f"{where}: {what} in one message cannot be rendered: split the message.")

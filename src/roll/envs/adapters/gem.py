@@ -11,7 +11,7 @@ from typing import Any
 
 from roll.envs.adapters.packages import OwnRandomness, imported
 from roll.errors import ConfigError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = ["GemEnv", "make"]
 
@@ -70,5 +70,5 @@ def make(name: str, **options: Any) -> GemEnv:
             return GemEnv(gem.make(name, **options), randomness)
     except (ValueError, ImportError) as error:
         known = list(import_module("gem.envs.registration").ENV_REGISTRY)
-        hint = "" if name in known else nearest(name, known)
+        hint = "" if name in known else did_you_mean(name, known)
         raise ConfigError(f"environment 'gem:{name}': {error}{hint}") from error

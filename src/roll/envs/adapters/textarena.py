@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.envs.adapters.packages import OwnRandomness, imported
 from roll.errors import ConfigError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.user_code import load_function
 
 __all__ = ["TextArenaEnv", "make"]
@@ -111,7 +111,7 @@ def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
                 f"TextArena's game '{name}' has no form '{raw}', which is the one that can be played here."
             )
         games = sorted({game.removesuffix("-raw") for game in known})
-        raise ConfigError(f"TextArena has no game '{name}'.{nearest(name, games)}")
+        raise ConfigError(f"TextArena has no game '{name}'.{did_you_mean(name, games)}")
     try:
         return textarena.make(raw, **options)
     except Exception as error:  # games need packages and word lists of their own, and some do not even compile

@@ -13,7 +13,7 @@ from typing import Any
 from roll.envs.tools.base import Tool, ToolError, ToolSource
 from roll.envs.tools.build import build_tools, name_of
 from roll.errors import InfraError
-from roll.protocols import KeptObject, WorkerPool
+from roll.protocols import ActorHandle, WorkerPool
 from roll.user_code import load_function
 
 __all__ = ["OwnTools"]
@@ -30,7 +30,7 @@ class OwnTools:
 
     def __init__(self, pool: WorkerPool, entry: str | Mapping[str, Any], time_limit_s: float) -> None:
         self._pool, self._entry, self._time_limit_s = pool, entry, time_limit_s
-        self._kept: KeptObject | None = None
+        self._kept: ActorHandle | None = None
 
     async def open(self) -> Sequence[Tool]:
         """See `ToolSource`.
@@ -43,7 +43,9 @@ class OwnTools:
         try:
             async with asyncio.timeout(self._time_limit_s):
                 if self._kept is None:
-                    self._kept = await self._pool.keep(_Opened, self._entry, prepare=(load_function, (name, "tool")))
+                    self._kept = await self._pool.create_actor(
+                        _Opened, self._entry, prepare=(load_function, (name, "tool"))
+                    )
                 described: list[tuple[str, str, dict[str, Any]]] = await self._kept.call("open")
         except TimeoutError as error:
             raise InfraError(f"tool '{name}' took longer than {self._time_limit_s:g} s to open") from error
@@ -59,7 +61,7 @@ class OwnTools:
 class _InProcess:
     """A `Tool` whose implementation is in another process."""
 
-    def __init__(self, kept: KeptObject, name: str, description: str, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, kept: ActorHandle, name: str, description: str, parameters: Mapping[str, Any]) -> None:
         self._kept, self.name, self.description, self.parameters = kept, name, description, parameters
 
     async def call(self, arguments: Mapping[str, Any], /) -> str:

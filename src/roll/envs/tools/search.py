@@ -15,7 +15,7 @@ import numpy as np
 
 from roll.envs.tools.base import ToolError
 from roll.errors import ConfigError, InfraError
-from roll.proxies import client_session, through
+from roll.proxies import client_session, proxy_note
 
 __all__ = ["BM25", "FolderSearch", "HttpSearch", "Passage", "Search", "passages_of"]
 
@@ -184,7 +184,7 @@ class HttpSearch:
             documents = [entry.get("document", entry) for entry in answer["result"][0]]
             found = [document["contents"].partition("\n") for document in documents[: self._num_results]]
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = f"{type(error).__name__}: {error}{through(self._url)}"
+            what = f"{type(error).__name__}: {error}{proxy_note(self._url)}"
             raise InfraError(f"search server {self._url}: {what}") from error
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             form = '{"result": [[{"document": {"contents": …}}]]}'

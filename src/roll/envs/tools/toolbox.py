@@ -11,7 +11,7 @@ from typing import Any
 from roll.envs.heard import plain
 from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
 from roll.errors import ConfigError, InfraError, raised_at
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.types import Content, with_texts
 
 __all__ = ["Toolbox", "cut"]
@@ -59,7 +59,7 @@ class Toolbox:
     async def _called(self, call: ToolCall) -> Content:
         tool = self.by_name.get(call.name)
         if tool is None:
-            hint = nearest(call.name, list(self.by_name))
+            hint = did_you_mean(call.name, list(self.by_name))
             raise ToolError(f"there is no tool '{call.name}'.{hint} Tools: {', '.join(self.by_name)}.")
         complaint = _complaint(tool, call.arguments)
         if complaint:

@@ -15,7 +15,7 @@ from roll.envs.base import Started, Stepped, then
 from roll.envs.worlds.board_games import GAMES, Game
 from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer
 from roll.errors import ConfigError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.user_code import load_function
 
 __all__ = ["Match", "Opponent", "TwoPlayer"]
@@ -34,7 +34,9 @@ class Match:
 
     def __init__(self, game: str, seed: int | None = None) -> None:
         if game not in GAMES:
-            raise ConfigError(f"unknown game of two '{game}'.{nearest(game, list(GAMES))} Known: {', '.join(GAMES)}.")
+            raise ConfigError(
+                f"unknown game of two '{game}'.{did_you_mean(game, list(GAMES))} Known: {', '.join(GAMES)}."
+            )
         self._game: Game = GAMES[game](Random(seed))
         self.rewards: tuple[float, float] | None = None
         """Rewards of seats 0 and 1, from −1 to 1, with sum 0; `None` while the game is running."""

@@ -13,7 +13,7 @@ from roll.envs.wrappers.episode import EpisodeTracking, TimeLimit
 from roll.envs.wrappers.form import FormatPenalty
 from roll.envs.wrappers.history import ObservationHistory
 from roll.errors import ConfigError, DataError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = [
     "WRAPPERS",
@@ -69,7 +69,9 @@ def wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any],
     functions: list[Callable[[Any], Any]] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         if name not in WRAPPERS:
-            raise ConfigError(f"unknown wrapper '{name}'.{nearest(name, list(WRAPPERS))} Known: {', '.join(WRAPPERS)}.")
+            raise ConfigError(
+                f"unknown wrapper '{name}'.{did_you_mean(name, list(WRAPPERS))} Known: {', '.join(WRAPPERS)}."
+            )
         if name in _NEED_TOKENIZER:
             if tokenizer is None:
                 raise ConfigError(f"wrapper '{name}' writes a chat template: give it the model's tokenizer.")

@@ -40,10 +40,10 @@ from roll.inference.vllm.conversion import (
 )
 from roll.inference.vllm.launch import Launch, end_launch, launch
 from roll.protocols import PauseMode
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.types import (
     EngineLoad,
-    EngineStretch,
+    EngineStepSpan,
     FloatArray,
     Generation,
     GenerationRequest,
@@ -97,7 +97,7 @@ class VLLMEngine:
         """
         ahead = take(self._spec.num_threads) if self._spec.log_path is not None else None
         name = uuid.uuid4().hex if ahead is None else ahead.name
-        work = asyncio.ensure_future(in_thread(launch, self._spec, name, ahead))
+        work = asyncio.ensure_future(run_in_thread(launch, self._spec, name, ahead))
         try:
             self._launch = await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -233,7 +233,7 @@ class VLLMEngine:
             num_steps=stats.num_steps,
         )
 
-    def take_steps(self) -> list[EngineStretch]:
+    def take_steps(self) -> list[EngineStepSpan]:
         """Return the engine's step timings since the last call."""
         return self._started.stats.steps.take()
 

@@ -30,7 +30,7 @@ from roll.pipelines.reinforcement.trainers import device_role, learner_of, train
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.rollout import AsyncController
-from roll.running import in_thread
+from roll.running import run_in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -40,9 +40,9 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
     """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error."""
     session.tracker.note("reading the model's files")
     check_own_functions(config.algorithm)
-    shown = await in_thread(read_demonstrations, config)
-    prepared = await in_thread(prepare, config)
-    specs = await in_thread(trainer_specs, config, prepared.model_path)
+    shown = await run_in_thread(read_demonstrations, config)
+    prepared = await run_in_thread(prepare, config)
+    specs = await run_in_thread(trainer_specs, config, prepared.model_path)
     placed = [Placed(device_role(spec), spec) for spec in specs]
     async with open_online(
         config, session, prepared, placed, partial(learner_of, config), controlled=_controller, state_type=AgenticState

@@ -21,7 +21,7 @@ from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.pipelines.teachers import teacher_paths
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
@@ -31,8 +31,8 @@ __all__ = ["PIPELINE"]
 async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start every role; teachers are checked before any role starts."""
     session.tracker.note("reading the files of student and teacher, and the prompts")
-    prepared = await in_thread(prepare, config)
-    paths = await in_thread(teacher_paths, config.teacher, config.model, prepared.model_path)
+    prepared = await run_in_thread(prepare, config)
+    paths = await run_in_thread(teacher_paths, config.teacher, config.model, prepared.model_path)
     num_tokens = [describe_model(path).vocab_size for path in paths]
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     policy = policy_spec(config, prepared.model_path, teachers=held)

@@ -22,7 +22,7 @@ from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.training import TrainerSpec
 from roll.types import TrainingSample
 
@@ -32,14 +32,14 @@ __all__ = ["PIPELINE"]
 @asynccontextmanager
 async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start every role; teachers are checked before any role starts."""
-    paths = await in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    paths = await run_in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     taught = Taught(teacher_of=config.teacher_of)
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal taught
         if not held:
-            samples = await in_thread(_all_samples, config, prepared, session)
+            samples = await run_in_thread(_all_samples, config, prepared, session)
             taught = await ask_teachers(config, prepared, cluster, paths, samples, session)
 
     def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
@@ -58,7 +58,7 @@ def _all_samples(config: DistillOfflineConfig, prepared: Prepared, session: Sess
 
 async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
     """Measure the divergence of the configuration's model from its teachers on held-out examples."""
-    paths = await in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    paths = await run_in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     async with open_measuring(config, "supervised") as measuring:
         taught = Taught(teacher_of=config.teacher_of)

@@ -22,7 +22,7 @@ from roll.pipelines.supervised.asking import CHUNK, ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.training import TrainerSpec
 from roll.types import ForwardOptions, TopLogprobs, TrainingBatch, TrainingSample
 
@@ -78,7 +78,7 @@ async def ask_teachers(
     all_kept = []
     for number, path in enumerate(paths):
         spec = TrainerSpec.teacher(path, config.model, prepared.training, config.seed)
-        name = f"{await in_thread(weights_name, spec)}-top{settings.top_k}"
+        name = f"{await run_in_thread(weights_name, spec)}-top{settings.top_k}"
         kept = await asyncio.to_thread(Kept, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
         model = config.teacher[number].model

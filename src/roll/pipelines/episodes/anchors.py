@@ -24,7 +24,7 @@ from dataclasses import replace
 from roll.config.pipelines.agentic import AnchorsConfig
 from roll.errors import ReplayError
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.rollout.replaying import recorded
+from roll.rollout.replaying import record_trajectory
 from roll.types import Anchor, Group, PromptDraw, Rollout
 
 __all__ = ["MOST_UNREPEATED", "anchors_of", "choose", "figures", "note_anchors", "open_anchors", "updated"]
@@ -167,7 +167,7 @@ def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
     if not usable or group.draw.prompt.environment is None:
         return None
     best = min(usable, key=lambda rollout: (len(rollout.turns), rollout.index))
-    return KeptEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=recorded(best))
+    return KeptEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=record_trajectory(best))
 
 
 def note_anchors(

@@ -15,7 +15,7 @@ from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.reinforcement.demonstrations import demonstration
-from roll.rollout.replaying import recorded
+from roll.rollout.replaying import record_trajectory
 
 __all__ = ["play_demonstrations"]
 
@@ -57,7 +57,7 @@ async def _played(
                 f"{shown.where}: the demonstration is no success in {name}: {played}, and its reward is {reward}. "
                 "Check its seed and actions, and the environment's options."
             )
-        trajectory = recorded(rollout)
+        trajectory = record_trajectory(rollout)
         kept.append(KeptEpisode(domain=shown.domain, position=draw.position, trajectory=trajectory, shown=True))
     if kept[0].to_json() != kept[1].to_json():
         raise DataError(

@@ -33,7 +33,7 @@ from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
 from roll.rollout.engine_group import EngineGroup
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_trace import RequestTrace
 from roll.types import Generation, GenerationRequest
@@ -154,8 +154,8 @@ async def start_judge(
     judge = config.judge
     assert judge is not None
     able = engine_capabilities(judge_kind(config))
-    path = await in_thread(resolve_model, judge.model, allow_quantized=able.quantization)
-    tokenizer = await in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
+    path = await run_in_thread(resolve_model, judge.model, allow_quantized=able.quantization)
+    tokenizer = await run_in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
     specs = judge_specs(config, path, run)
 
     def model(generate: Callable[..., Any]) -> JudgeModel:

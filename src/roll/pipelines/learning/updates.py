@@ -17,7 +17,7 @@ import numpy as np
 from roll.algorithms.kl import adapted_coefficient, kl_per_token
 from roll.algorithms.minibatches import critic_share, minibatches
 from roll.algorithms.selection import Selection
-from roll.algorithms.weighing import kl_token_rewards, weigh
+from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
@@ -75,7 +75,7 @@ async def learn(
     if snapshots is not None:
         with run.spans.phase("snapshots"):
             columns["behavior_logprobs"] = await snapshots.logprobs(batch, version)
-    batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
+    batch = compute_token_weights(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
     learned = Learned(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
     if run.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):

@@ -21,7 +21,7 @@ from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
-from roll.running import in_thread
+from roll.running import run_in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -36,9 +36,9 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
         nonlocal kept
         if section.method.uses_reference and section.reference == "precomputed":
             spec = reference_spec(config, prepared)
-            name = await in_thread(weights_name, spec)
+            name = await run_in_thread(weights_name, spec)
             kept = await asyncio.to_thread(Kept, session.directory.path / "reference" / name)
-            batches = await in_thread(all_batches, config, prepared, session)
+            batches = await run_in_thread(all_batches, config, prepared, session)
             await ask_once(cluster, spec, kept, batches, asking(config), who="the reference", session=session)
 
     async with open_course(config, session, kind_of(section), first=first) as course:

@@ -19,7 +19,7 @@ from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
@@ -29,7 +29,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     preference_loss(config.preference)  # refuses invalid settings before anything starts
     session.tracker.note("reading the model's files and the prompts")
-    prepared = await in_thread(prepare, config)
+    prepared = await run_in_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
     if config.starts_reference:
         placed.append(

@@ -22,8 +22,8 @@ from roll.errors import CheckpointError, DataError
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.recording.files import Recording
 from roll.pipelines.recording.records import RecordedStep
-from roll.records import checked
-from roll.rollout import Batch, Census, DataLedger
+from roll.records import validate_record
+from roll.rollout import Batch, DataLedger, SelectionBias
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
 __all__ = ["RecordedBatches", "bare_draw", "with_prompts"]
@@ -68,7 +68,9 @@ class RecordedBatches:
             num_refills=recorded.num_refills,
             kind=recorded.kind,
             staleness=list(recorded.staleness),
-            census=checked(Census, recorded.census, f"recording of step {recorded.step}") if recorded.census else None,
+            census=validate_record(SelectionBias, recorded.census, f"recording of step {recorded.step}")
+            if recorded.census
+            else None,
         )
 
     async def settle(self, version: int, trained: Collection[RolloutId]) -> None:

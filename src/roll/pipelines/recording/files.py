@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xxhash
 
 from roll.config.renamed import rename_config
-from roll.errors import DataError, in_one_line
+from roll.errors import DataError, one_line_error
 from roll.pipelines.recording.records import FORMAT, RecordedStep, Session
 from roll.pipelines.recording.tables import Facts, facts_of, schemas, step_of, tables_of
-from roll.records import checked
+from roll.records import validate_record
 from roll.tracking import atomic
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Recording:
         try:
             plain = json.loads(facts)
             _require_format(plain.get("format") if isinstance(plain, dict) else None, place / FACTS)
-            found = checked(Facts, plain, what)
+            found = validate_record(Facts, plain, what)
             if found.step != step:
                 raise DataError(f"{what} is of step {found.step}: copy it again.")
             return step_of(found, {name: _table(content) for name, content in contents.items()})
@@ -194,7 +194,7 @@ class Recording:
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(
-                f"recording '{place}' holds what no version of ROLL writes ({in_one_line(error)}): copy it again."
+                f"recording '{place}' holds what no version of ROLL writes ({one_line_error(error)}): copy it again."
             ) from error
 
     def check(self, steps: range) -> None:
@@ -285,9 +285,9 @@ def _lines(path: Path) -> Iterator[_Line]:
         match line:
             case {"kind": "session", **fields}:
                 _require_format(fields.get("format"), path)
-                yield _Line(text, checked(Session, fields, what))
+                yield _Line(text, validate_record(Session, fields, what))
             case {"kind": "step", **fields}:
-                yield _Line(text, checked(_Files, fields, what))
+                yield _Line(text, validate_record(_Files, fields, what))
             case _:
                 raise DataError(f"{what}: is malformed. Copy the file again.")
 

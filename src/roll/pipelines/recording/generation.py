@@ -37,8 +37,8 @@ from roll.pipelines.run import Session
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
 from roll.rollout.episode import EpisodePlan, loop_for
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, own_loop
-from roll.running import in_thread
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, join_turns, load_own_loop, next_turn
+from roll.running import run_in_thread
 from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
 __all__ = ["SameLengths", "SameRewards", "open_answering"]
@@ -62,13 +62,13 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
         UserError: The run cannot be replayed; the message has the reason.
     """
     assert config.replay is not None, "this is a replay"
-    recording = await in_thread(open_recording, config)
+    recording = await run_in_thread(open_recording, config)
     start, tracker = recording.start, session.tracker
     check_steps(recording, recording.first, config.training.num_steps)
-    prepared = await in_thread(prepare, config)
+    prepared = await run_in_thread(prepare, config)
     check_prepared(start, prepared)
     steps = range(recording.first, recording.last + 1)
-    work = await in_thread(RecordedWork.of, map(recording.read, steps))
+    work = await run_in_thread(RecordedWork.of, map(recording.read, steps))
     state = LearningState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
     if config.replay.checkpoint is not None:
         prepared = replace(prepared, model_path=_weights(config.replay.checkpoint))
@@ -83,7 +83,7 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
             prepared.data.renderer,
             stack,
             tracker=tracker,
-            loop=SameLengths(work, own_loop(config.rollout.loop), episode_plan(config, prepared.max_context))
+            loop=SameLengths(work, load_own_loop(config.rollout.loop), episode_plan(config, prepared.max_context))
             if same
             else None,
             scored_by=(lambda reward: SameRewards(reward, work)) if same else (lambda reward: reward),
@@ -213,7 +213,7 @@ class SameLengths:
             if number < len(between):
                 context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
                 position = end + len(between[number])
-        return joined(draw, recorded.index, generations, list(between), tuple(turns), renderer, tuple(branches))
+        return join_turns(draw, recorded.index, generations, list(between), tuple(turns), renderer, tuple(branches))
 
 
 @dataclass(frozen=True, eq=False)

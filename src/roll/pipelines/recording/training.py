@@ -33,7 +33,7 @@ from roll.pipelines.reinforcement.objective import Reinforcement
 from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session, beginning, whole_run
 from roll.rollout import Batch
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.types import Rollout
 
 __all__ = ["open_training"]
@@ -46,12 +46,12 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     Raises:
         UserError: The run cannot be replayed; the message has the reason.
     """
-    recording = await in_thread(open_recording, config)
+    recording = await run_in_thread(open_recording, config)
     session = replace(session, saved=session.saved or start_of(config))
     saved = session.saved
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
     check_own_functions(config.algorithm)
-    prepared = await in_thread(prepare, config, scores=False)
+    prepared = await run_in_thread(prepare, config, scores=False)
     check_prepared(recording.start, prepared)
     check_training(config, recording, recording.start)
     data = prepared.data
@@ -59,7 +59,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        specs = await in_thread(trainer_specs, config, prepared.model_path)
+        specs = await run_in_thread(trainer_specs, config, prepared.model_path)
         starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
         learner = learner_of(config, await start_together(stack, *starting))
         if saved:

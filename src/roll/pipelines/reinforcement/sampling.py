@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from roll.algorithms.selection import doom_of, group_reason
+from roll.algorithms.selection import early_stop_predicate, group_reason
 from roll.config.reinforcing import ReinforcingConfig
 from roll.data import Data
 from roll.pipelines.generation import Generation
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online import sampling
 from roll.rollout import AsyncController, DataLedger, SamplingPlan
-from roll.rollout.group_run import Doom
+from roll.rollout.group_run import EarlyStopPredicate
 
 __all__ = ["GREEDY", "build_controller"]
 
@@ -58,9 +58,11 @@ def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[Sampling
     return (replace(plan, purpose=GREEDY, group_size=1, sampling=greedy),)
 
 
-def _doom(config: ReinforcingConfig) -> Doom | None:
+def _doom(config: ReinforcingConfig) -> EarlyStopPredicate | None:
     scheduling = config.rollout.scheduling
     if not scheduling.early_stop_groups or scheduling.reward_range is None:
         return None
     single_turn = all(entry.turns == 1 for entry in config.data)
-    return doom_of(config.algorithm, scheduling.reward_range, config.rollout.max_new_tokens, single_turn=single_turn)
+    return early_stop_predicate(
+        config.algorithm, scheduling.reward_range, config.rollout.max_new_tokens, single_turn=single_turn
+    )

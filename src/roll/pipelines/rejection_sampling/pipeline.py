@@ -16,7 +16,7 @@ from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline
 from roll.pipelines.rejection_sampling.objective import objective
 from roll.pipelines.run import Session
-from roll.running import in_thread
+from roll.running import run_in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -24,7 +24,7 @@ __all__ = ["PIPELINE"]
 @asynccontextmanager
 async def _open(config: RejectionSamplingConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     session.tracker.note("reading the model's files and the prompts")
-    prepared = await in_thread(prepare, config)
+    prepared = await run_in_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
     async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as online:
         yield partial(train, online, objective(online))

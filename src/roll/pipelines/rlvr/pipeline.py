@@ -24,7 +24,7 @@ from roll.pipelines.reinforcement.trainers import device_role, learner_of, train
 from roll.pipelines.run import Run, Session
 from roll.pipelines.state import RunState
 from roll.rollout import LLMProxy
-from roll.running import in_thread
+from roll.running import run_in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -47,8 +47,8 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     tracker = session.tracker
     tracker.note("reading the model's files and the prompts")
     check_own_functions(config.algorithm)
-    prepared = await in_thread(prepare, config)
-    specs = await in_thread(trainer_specs, config, prepared.model_path)
+    prepared = await run_in_thread(prepare, config)
+    specs = await run_in_thread(trainer_specs, config, prepared.model_path)
 
     def recorder(run: Run[LearningState]) -> Recorder:
         return open_recorder(config, prepared, run.state, tracker, run.ledger)

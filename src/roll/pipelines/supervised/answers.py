@@ -16,7 +16,7 @@ from roll.pipelines.online.opening import weight_sync
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run, Session
 from roll.protocols import TrainerGroup
-from roll.running import in_thread
+from roll.running import run_in_thread
 
 __all__ = ["open_answers"]
 
@@ -42,7 +42,7 @@ async def open_answers(
     Raises:
         UserError: The engines cannot start; the message has the reason.
     """
-    prepared = await in_thread(prepare, config)
+    prepared = await run_in_thread(prepare, config)
     draws = prepared.data.evaluation(config.evaluation.num_prompts)
     if not draws:
         raise DataError("no source of evaluation.answers.data holds prompts out: set its held_out.")

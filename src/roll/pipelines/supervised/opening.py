@@ -18,7 +18,7 @@ from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
 from roll.pipelines.unchanging import fingerprints
-from roll.running import in_thread
+from roll.running import run_in_thread
 from roll.training import TrainerSpec
 
 __all__ = ["facts", "open_course"]
@@ -47,7 +47,7 @@ async def open_course(
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
     at = saved.state if saved else RunState()
-    prepared = await in_thread(prepare, config, kind, at, score_at_end=score_at_end)
+    prepared = await run_in_thread(prepare, config, kind, at, score_at_end=score_at_end)
     unchanging = fingerprints(config, prepared.examples.held_out_fingerprints)
     check_back_end(prepared.training.backend)
     check_disk(config, prepared.training, prepared.model_path, session)

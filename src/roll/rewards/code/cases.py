@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from roll.errors import DataError, short
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.rewards.code.inside import wire
 from roll.rewards.code.literals import python_literal
 
@@ -109,7 +109,7 @@ def no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
     """Reject unknown columns; a column that is null does not count, as a table fills missing values with nulls."""
     for key in case:
         if key not in known and case[key] is not None:
-            raise MalformedTestsError(f"{where}: unknown key '{key}'.{nearest(str(key), sorted(known))}")
+            raise MalformedTestsError(f"{where}: unknown key '{key}'.{did_you_mean(str(key), sorted(known))}")
 
 
 def of_kind(value: Any, kind: Any, where: str) -> Any:

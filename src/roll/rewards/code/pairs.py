@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.errors import short
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.rewards.code.cases import (
     CallCase,
     Case,
@@ -88,7 +88,9 @@ def pair_case(case: Mapping[str, Any], entry: str | None, where: str) -> Case:
         return _program(case["input"], case["output"], where)
     if kind not in _OF_CALLS:
         known = [*_OF_STDIN, *_OF_CALLS]
-        raise MalformedTestsError(f"{where}: {key} is '{kind}': give one of {', '.join(known)}.{nearest(kind, known)}")
+        raise MalformedTestsError(
+            f"{where}: {key} is '{kind}': give one of {', '.join(known)}.{did_you_mean(kind, known)}"
+        )
     given, wanted = plain(case["input"]), plain(case["output"])
     if isinstance(given, str):  # LiveCodeBench: one argument per line
         given = [_written(line, f"{where}: input") for line in given.splitlines() if line.strip()]

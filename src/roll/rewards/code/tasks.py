@@ -17,7 +17,7 @@ from typing import Any
 
 from roll.config.rewards.code import LANGUAGES
 from roll.errors import short
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.rewards.code.cases import (
     CallCase,
     Case,
@@ -82,7 +82,7 @@ def parse_task(
         setup, tests = tests.get("setup") or setup, _from_json(tests[key])
     language = of_kind(language, str, "language")
     if language not in LANGUAGES:
-        raise MalformedTestsError(f"the language is '{language}'.{nearest(language, list(LANGUAGES))}")
+        raise MalformedTestsError(f"the language is '{language}'.{did_you_mean(language, list(LANGUAGES))}")
     entry = of_kind(entry, str, "entry_point") or None if entry is not None else None
     setup = "" if setup is None else of_kind(setup, str, "setup")
     _compiled(setup, "setup")

@@ -26,7 +26,7 @@ import aiohttp
 
 from roll.config.rewards import JudgeReward
 from roll.errors import ConfigError, RewardInfraError
-from roll.proxies import client_session, through
+from roll.proxies import client_session, proxy_note
 from roll.types import Message
 
 __all__ = ["Chat", "EndpointChat"]
@@ -178,7 +178,7 @@ class EndpointChat:
         except TimeoutError:
             return _Failure(f"no reply within {self._config.time_limit_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _Failure(f"{type(error).__name__}: {error}".strip(": ") + through(url))
+            return _Failure(f"{type(error).__name__}: {error}".strip(": ") + proxy_note(url))
         if status == 200:
             return _text_of(raw)
         said = f"status {status}: {self._without_key(raw[:300].decode(errors='replace').strip())}"

@@ -9,7 +9,7 @@ Invariants:
 """
 
 from roll.tracking.sinks.base import Opening, RolloutTable, Sink
-from roll.tracking.sinks.guarded import GuardedSink, left_behind
+from roll.tracking.sinks.guarded import GuardedSink, has_detached_threads
 from roll.tracking.sinks.opening import SINKS, check_packages, open_sinks
 from roll.tracking.sinks.tables import rollout_table
 
@@ -20,7 +20,7 @@ __all__ = [
     "RolloutTable",
     "Sink",
     "check_packages",
-    "left_behind",
+    "has_detached_threads",
     "open_sinks",
     "rollout_table",
 ]

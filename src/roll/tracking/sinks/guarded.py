@@ -25,7 +25,7 @@ from textwrap import shorten
 from roll.errors import ConfigError
 from roll.tracking.sinks.base import RolloutTable, Sink
 
-__all__ = ["GuardedSink", "left_behind"]
+__all__ = ["GuardedSink", "has_detached_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class GuardedSink:
         logger.log(level, "tracking.%s failed, training goes on: %s", self.name, why, exc_info=error)
 
 
-def left_behind() -> bool:
+def has_detached_threads() -> bool:
     """Return whether this process gave up a tracker, whose client's exit hooks may then keep Python from ending."""
     return bool(_left_behind)
 

@@ -12,7 +12,7 @@ from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import PackedLayout
 from roll.types import AttentionStatistics, FloatArray, Output, TopLogprobs, TrainingBatch
 
-__all__ = ["collect", "collect_top", "complete", "in_order", "merged", "no_top"]
+__all__ = ["collect", "collect_top", "complete", "deal_in_order", "merged", "no_top"]
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
     return {index: value for part in parts for index, value in part.items()}
 
 
-def in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
+def deal_in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
     """Return the results in batch order, with zeros for samples without a result."""
     return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
 
@@ -61,7 +61,7 @@ def in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
 def complete(
     said: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
 ) -> None:
-    """Bring the zero arrays that `in_order` made into the form of each output, in place.
+    """Bring the zero arrays that `deal_in_order` made into the form of each output, in place.
 
     Values are those of tokens in the loss, also where those of every token were computed.
     """

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError, short
 from roll.models import find_routers
-from roll.registry import nearest
+from roll.registry import did_you_mean
 from roll.training.experts import find_experts
 
 __all__ = ["Adapter", "adapters_off", "add_adapters", "checkpoint_name", "find_adapters"]
@@ -106,7 +106,7 @@ def _targets(model: Any, named: list[str] | str) -> list[str] | str:
     names = sorted({layer.rpartition(".")[2] for layer in layers})
     for name in named:
         if not any(f".{layer}".endswith(f".{name}") for layer in layers):
-            hint = nearest(name, names)
+            hint = did_you_mean(name, names)
             more = "; experts of a mixture cannot have adapters" if mixture else ""
             raise ModelError(
                 f"model.lora.target_modules has {short(name)}, which is no linear layer of {type(model).__name__}'s "

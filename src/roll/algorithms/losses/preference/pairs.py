@@ -80,13 +80,13 @@ class PreferenceLoss:
 
     def _likelihood(self, inputs: LossInputs, pairs: Pairs) -> Tensor:
         """Return the micro-batch's share of the mean negative log-likelihood of the chosen answers."""
-        sums = segment_sums(inputs.need("logprobs"), inputs.sequence_ids)[pairs.chosen]
+        sums = segment_sums(inputs.require("logprobs"), inputs.sequence_ids)[pairs.chosen]
         if self.likelihood_mean == "tokens":
             return -sums.sum() / inputs.num_preferred_tokens
         return -(sums / inputs.sequence_lengths[pairs.chosen]).sum() / inputs.num_units
 
     def _metrics(self, inputs: LossInputs, pairs: Pairs, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-        logprobs = segment_sums(inputs.need("logprobs").detach(), inputs.sequence_ids)
+        logprobs = segment_sums(inputs.require("logprobs").detach(), inputs.sequence_ids)
         sums = {
             "preference/reward_chosen": self.beta * chosen.sum(),
             "preference/reward_rejected": self.beta * rejected.sum(),
@@ -100,8 +100,8 @@ class PreferenceLoss:
 
 def sequence_scores(inputs: LossInputs, *, mean: bool, against_reference: bool) -> Tensor:
     """Return the sum or mean of every sequence's log-ratios to the reference, or of its log-probs, shape [S]."""
-    per_token = inputs.need("logprobs")
+    per_token = inputs.require("logprobs")
     if against_reference:
-        per_token = per_token - inputs.need("ref_logprobs")
+        per_token = per_token - inputs.require("ref_logprobs")
     sums = segment_sums(per_token, inputs.sequence_ids)
     return sums / inputs.sequence_lengths if mean else sums

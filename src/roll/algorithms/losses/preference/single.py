@@ -45,7 +45,7 @@ class KTOLoss:
         Raises:
             ValueError: The batch has no `preferred` column or no log-probs of the reference.
         """
-        wanted = inputs.need("preferred")
+        wanted = inputs.require("preferred")
         scores = sequence_scores(inputs, mean=False, against_reference=True)
         distance = self.beta * (scores - self.reference_point)
         desirable, undesirable = torch.sigmoid(-distance), torch.sigmoid(distance)  # 1 - sigmoid(x) is sigmoid(-x)

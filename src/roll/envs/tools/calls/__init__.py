@@ -23,7 +23,7 @@ from roll.envs.tools.calls.llama import LLAMA
 from roll.envs.tools.calls.mistral import MISTRAL
 from roll.envs.tools.calls.xml import XML
 from roll.errors import ConfigError
-from roll.registry import nearest
+from roll.registry import did_you_mean
 
 __all__ = ["FORMS", "MOST_CALLS", "TEMPLATE", "CallForm", "Found", "form_named"]
 
@@ -91,6 +91,6 @@ def form_named(name: str, *, parse_reasoning: bool = False) -> CallForm:
     """
     if name not in FORMS:
         raise ConfigError(
-            f"unknown form of tool calls '{name}'.{nearest(name, list(FORMS))} Known: {', '.join(FORMS)}."
+            f"unknown form of tool calls '{name}'.{did_you_mean(name, list(FORMS))} Known: {', '.join(FORMS)}."
         )
     return (_FORMS if parse_reasoning else FORMS)[name]

@@ -76,10 +76,10 @@ def inspect_run(
 
 def _look_at_roles(report: Report, config: GeneratingConfig) -> None:
     from roll.agents.programs import check_agent
-    from roll.rollout.loops import own_loop
+    from roll.rollout.loops import load_own_loop
 
     check_agent(config.rollout.agent)
-    own_loop(config.rollout.loop)
+    load_own_loop(config.rollout.loop)
     check_roles(report, config)
     from roll.inference import resolve_engine_kind
 
@@ -132,7 +132,7 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.data import build_data
     from roll.models import check_rotation, find_model, load_tokenizer
     from roll.pipelines.environments import first_observations
-    from roll.rollout.episode import EpisodePlan, opened
+    from roll.rollout.episode import EpisodePlan, with_first_observation
 
     directory = None if report.model is None else find_model(config.model.path)
     if report.model is None or directory is None:
@@ -155,7 +155,9 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     for _ in range(MAX_DRAWS):
         (draw,) = data.train.draw(1)
         if draw.prompt.environment is not None and draw.prompt.domain in begun:
-            draw = opened(draw, begun[draw.prompt.domain], data.renderer, EpisodePlan(max_context=context))
+            draw = with_first_observation(
+                draw, begun[draw.prompt.domain], data.renderer, EpisodePlan(max_context=context)
+            )
         report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
         report.examples.setdefault(draw.prompt.domain, draw.prompt)
         if len(report.examples) == len(config.data):
