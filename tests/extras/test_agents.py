@@ -198,10 +198,7 @@ def script(agent: Agent, work: Path) -> Callable[[str], str]:
 def _texts(speaker: Speaker) -> list[tuple[str, str]]:
     """What the engine was given, and what it said, by request."""
     pairs = zip(speaker.requests, speaker.generations, strict=True)
-    return [
-        (speaker.renderer.decode_with_special_tokens(r.token_ids), speaker.renderer.decode(g.token_ids))
-        for r, g in pairs
-    ]
+    return [(speaker.renderer.decode_raw(r.token_ids), speaker.renderer.decode(g.token_ids)) for r, g in pairs]
 
 
 def _until(stop: str, sample: Sample, speaker: Speaker) -> Sample:

@@ -43,9 +43,7 @@ class Speaker:
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         said = (
-            self.says.pop(0)
-            if isinstance(self.says, list)
-            else self.says(self.renderer.decode_with_special_tokens(request.token_ids))
+            self.says.pop(0) if isinstance(self.says, list) else self.says(self.renderer.decode_raw(request.token_ids))
         )
         pieces = [self.renderer.piece(piece) for piece in (said if self.by_letter else [said])]
         ids = [*np.concatenate(pieces).tolist(), self.end]

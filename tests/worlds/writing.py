@@ -78,20 +78,20 @@ class Characters:
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         return self.tokens(text)
 
-    def decode_with_special_tokens(self, token_ids: IntArray) -> str:
+    def decode_raw(self, token_ids: IntArray) -> str:
         return "".join(map(chr, token_ids.tolist()))
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
-        return self.escape_special_tokens(self.decode_with_special_tokens(token_ids))
+        return self.escape_special_tokens(self.decode_raw(token_ids))
 
     def escape_special_tokens(self, text: str) -> str:
         return text.replace(BEGIN, "").replace(END, "")
 
     def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
-        text = self.decode_with_special_tokens(answer)
+        text = self.decode_raw(answer)
         return text.removesuffix(END), text.endswith(END)
 
     def suffix_ids(self, text: str, ended: bool) -> IntArray | None:

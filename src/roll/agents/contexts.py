@@ -105,7 +105,7 @@ class Contexts:
     ) -> None:
         self._renderer = renderer
         self._ends = tuple(ends)
-        self._spelt_ends = [renderer.decode_with_special_tokens(np.array([end])) for end in self._ends]
+        self._spelt_ends = [renderer.decode_raw(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}

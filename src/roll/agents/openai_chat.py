@@ -294,7 +294,7 @@ def _finish_reason(answer: Answer) -> str:
 def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
     """Return the log-probs of every token that the model wrote; engines return none for other tokens."""
     call = answer.call
-    texts = [session.renderer.decode_with_special_tokens(token) for token in call.token_ids[:, None]]
+    texts = [session.renderer.decode_raw(token) for token in call.token_ids[:, None]]
     content = [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(texts, call.logprobs.tolist(), strict=True)

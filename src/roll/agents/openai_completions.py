@@ -73,7 +73,7 @@ async def complete(session: Session, raw: bytes) -> Reply:
 
 def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
     """Return the log-probs of every token that the model wrote; engines return none for other tokens."""
-    texts = [session.renderer.decode_with_special_tokens(token) for token in answer.call.token_ids[:, None]]
+    texts = [session.renderer.decode_raw(token) for token in answer.call.token_ids[:, None]]
     offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
     logprobs = answer.call.logprobs.tolist()
     return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": offsets}

@@ -206,7 +206,7 @@ class Session:
         calls: tuple[ToolCall, ...] = ()
         thought = beside = ""
         if tools:
-            whole = text if stopped_by is not None else self.renderer.decode_with_special_tokens(shown)
+            whole = text if stopped_by is not None else self.renderer.decode_raw(shown)
             behind = whole if self.tool_format == "harmony" else self._apart(whole, context)[1]
             beside, calls = read_calls(behind or "", self.tool_format, tools)
         if not raw:
@@ -219,7 +219,7 @@ class Session:
     def _apart(self, text: str, context: IntArray) -> tuple[str, str | None]:
         """Return the reasoning in an answer, and the text after it; `None` if the reasoning never ends."""
         form = self.renderer.reasoning
-        begun = begun_thought(self.renderer.decode_with_special_tokens(context[-CONTEXT_SEEN:]), form)
+        begun = begun_thought(self.renderer.decode_raw(context[-CONTEXT_SEEN:]), form)
         thought, answer = split_reasoning(text, form, begun=bool(begun))
         return thought, None if answer is None else answer.lstrip("\n") if thought else answer
 

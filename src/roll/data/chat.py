@@ -74,9 +74,7 @@ class ChatRenderer:
         """
         if self.has_template:
             return self._template.render(messages, tools=tools, **(template_kwargs or {}))
-        return _joined(
-            messages, self.decode_with_special_tokens(np.array([self.end_token])) if _answered(messages) else ""
-        )
+        return _joined(messages, self.decode_raw(np.array([self.end_token])) if _answered(messages) else "")
 
     def tokens(self, text: str) -> IntArray:
         """Return the token IDs of a text that `text` returned, shape [P]."""
@@ -90,15 +88,13 @@ class ChatRenderer:
             after: Token IDs before the answer, shape [C]: some tokenizers write a space only after another token.
             stops: IDs that end an answer, in addition to the special tokens.
         """
-        ended = bool(len(answer)) and (
-            int(answer[-1]) in stops or self._special.has(self.decode_with_special_tokens(answer[-1:]))
-        )
+        ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self.decode_raw(answer[-1:])))
         body, anchor = answer[: len(answer) - ended], after[-1:]
         before, whole = (
-            self.decode_with_special_tokens(anchor),
-            self.decode_with_special_tokens(np.concatenate([anchor, body])),
+            self.decode_raw(anchor),
+            self.decode_raw(np.concatenate([anchor, body])),
         )
-        return (whole[len(before) :] if whole.startswith(before) else self.decode_with_special_tokens(body)), ended
+        return (whole[len(before) :] if whole.startswith(before) else self.decode_raw(body)), ended
 
     def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
         """Return the token IDs behind an answer, shape [N]; `None` if no special token separates them from the answer.
@@ -111,7 +107,7 @@ class ChatRenderer:
         if end is None:
             return None
         ids = self.piece(text)
-        return ids[ended:] if len(ids) and self.decode_with_special_tokens(ids[:1]) == end else None
+        return ids[ended:] if len(ids) and self.decode_raw(ids[:1]) == end else None
 
     @property
     def drops_tools(self) -> bool:
@@ -133,9 +129,9 @@ class ChatRenderer:
                 return False
         return True
 
-    def decode_with_special_tokens(self, token_ids: IntArray) -> str:
+    def decode_raw(self, token_ids: IntArray) -> str:
         """Return the text, special tokens included, as the model wrote it."""
-        return self._decoder.decode_with_special_tokens(token_ids)
+        return self._decoder.decode_raw(token_ids)
 
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         """Return the token IDs of a text, shape [N]; only the `first` piece gets the tokenizer's begin tokens."""

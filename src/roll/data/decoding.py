@@ -38,7 +38,7 @@ class Decoder:
         self._tokenizer, self._special, self._template = tokenizer, special, template
         self._backend = backend(tokenizer)
 
-    def decode_with_special_tokens(self, token_ids: IntArray) -> str:
+    def decode_raw(self, token_ids: IntArray) -> str:
         """Return the text with all special tokens, as the model wrote it."""
         return self._decoded(token_ids, skip_special=False)
 
@@ -62,7 +62,7 @@ class Decoder:
             token_ids: The answer's token IDs, shape [T].
             context: The token IDs before it, shape [C]: some templates begin the reasoning in the generation prompt.
         """
-        begun = bool(begun_thought(self.decode_with_special_tokens(context[-CONTEXT_SEEN:]), self.reasoning))
+        begun = bool(begun_thought(self.decode_raw(context[-CONTEXT_SEEN:]), self.reasoning))
         return answer_of(self.decode(token_ids), self.reasoning, begun=begun) or ""
 
     @cached_property

@@ -244,7 +244,7 @@ async def test_agent_loop_a_program_finds_address_and_key_in_its_environment(
         rollout = await rollout_by(loop, speaker, "ünï")
     assert rollout.text == "I say yes\n"
     assert len(rollout.turns) == 2 and rollout.branches == ()  # its first context is the prompt as it was drawn
-    assert "ünï" in renderer.decode_with_special_tokens(speaker.requests[0].token_ids)
+    assert "ünï" in renderer.decode_raw(speaker.requests[0].token_ids)
 
 
 async def test_agent_loop_a_program_that_fails_says_why(renderer: ChatRenderer) -> None:

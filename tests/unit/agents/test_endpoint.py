@@ -80,7 +80,7 @@ async def test_agent_endpoint_a_stop_text_ends_the_answer_and_the_tokens_that_sa
         calls = here.session.calls
     assert said["choices"][0]["message"]["content"] == "Act: look\n"
     assert (other["stop_reason"], other["stop_sequence"]) == ("stop_sequence", "Obs:")
-    assert [renderer.decode_with_special_tokens(call.token_ids) for call in calls] == ["Act: look\nObs:"] * 2
+    assert [renderer.decode_raw(call.token_ids) for call in calls] == ["Act: look\nObs:"] * 2
     assert [call.finish_reason for call in calls] == ["stop"] * 2
 
 
@@ -109,7 +109,7 @@ async def test_agent_endpoint_a_text_that_goes_on_from_an_answer_extends_its_tok
         await here.post("/completions", {"model": "m", "prompt": prompt + "look\nObs: found\nAct: "})
         rollout = as_rollout(draw_of(renderer), 0, here.session.calls, text="")
     assert len(rollout.branches) == 1
-    assert renderer.decode_with_special_tokens(rollout.token_ids) == "look\nObs: found\nAct: done<|im_end|>"
+    assert renderer.decode_raw(rollout.token_ids) == "look\nObs: found\nAct: done<|im_end|>"
 
 
 async def test_agent_endpoint_tokens_may_be_continued_as_they_are(renderer: ChatRenderer) -> None:
@@ -127,9 +127,7 @@ async def test_agent_endpoint_reasoning_is_told_apart_and_its_tokens_are_kept(re
         assert (message["content"], message["reasoning_content"]) == ("Yes", "hm")
         after = [*CHAT["messages"], {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "b"}]
         await here.post("/chat/completions", {**CHAT, "messages": after})
-        assert "<think>\nhm\n</think>\n\nYes<|im_end|>" in renderer.decode_with_special_tokens(
-            here.speaker.requests[1].token_ids
-        )
+        assert "<think>\nhm\n</think>\n\nYes<|im_end|>" in renderer.decode_raw(here.speaker.requests[1].token_ids)
 
 
 async def test_agent_endpoint_special_tokens_are_not_in_a_text_beside_which_there_might_have_been_calls(
@@ -138,7 +136,7 @@ async def test_agent_endpoint_special_tokens_are_not_in_a_text_beside_which_ther
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     async with world(renderer, "so<|im_start|> it is") as here:
         _, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
-        assert "<|im_start|>" in renderer.decode_with_special_tokens(here.session.calls[0].token_ids)
+        assert "<|im_start|>" in renderer.decode_raw(here.session.calls[0].token_ids)
     assert said["choices"][0]["message"]["content"] == "so it is"
 
 
@@ -281,7 +279,7 @@ async def test_agent_endpoint_a_demand_that_nothing_enforces_is_refused_or_told_
         assert "rollout.agent.format_constraints" in said["error"]["message"] and here.speaker.requests == []
         here.session.tells_demands = True
         status, _ = await here.post(path, body)
-        assert status == 200 and words in renderer.decode_with_special_tokens(here.speaker.requests[0].token_ids)
+        assert status == 200 and words in renderer.decode_raw(here.speaker.requests[0].token_ids)
 
 
 async def test_agent_endpoint_what_a_model_was_told_of_a_demand_stays_in_its_context_and_is_no_fork(

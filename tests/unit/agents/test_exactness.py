@@ -188,10 +188,8 @@ async def test_agent_token_exactness_a_context_reads_as_the_template_writes_the_
         messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
         for text in ("b", "c", "d"):
             answer = await client.chat(messages)
-            fresh = renderer.decode_with_special_tokens(
-                renderer.render([Message.from_dict(message) for message in messages])
-            )
-            assert renderer.decode_with_special_tokens(speaker.requests[-1].token_ids) == fresh
+            fresh = renderer.decode_raw(renderer.render([Message.from_dict(message) for message in messages]))
+            assert renderer.decode_raw(speaker.requests[-1].token_ids) == fresh
             stripped = {"role": "assistant", "content": answer["content"].strip()}
             messages = [*messages, stripped, {"role": "user", "content": text}]
 
@@ -206,7 +204,7 @@ async def test_agent_token_exactness_an_answer_that_was_cut_off_is_ended_before_
         answer = await client.chat(messages, max_tokens=3)
         assert answer["content"] == "abc"
         await client.chat([*messages, answer, {"role": "user", "content": "b"}])
-    context = renderer.decode_with_special_tokens(speaker.requests[1].token_ids)
+    context = renderer.decode_raw(speaker.requests[1].token_ids)
     assert context.endswith("assistant\nabc<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n")
     assert len(as_rollout(draw_of(renderer), 0, session.calls, text="").branches) == 1
 
@@ -261,7 +259,7 @@ async def test_agent_token_exactness_an_answer_that_a_stop_text_ended_keeps_its_
     written = [call.token_ids.tolist() for call in session.calls]
     assert second[: len(first + written[0])] == first + written[0]
     assert third[: len(second + written[1])] == second + written[1]
-    ends = renderer.decode_with_special_tokens(speaker.requests[1].token_ids[len(first + written[0]) :])
+    ends = renderer.decode_raw(speaker.requests[1].token_ids[len(first + written[0]) :])
     assert ends.startswith("\nCalled <|b|>") and speaker.half not in fresh
     assert len(as_rollout(draw_of(renderer), 0, session.calls[:3], text="").branches) == 1
 
@@ -278,7 +276,7 @@ async def test_agent_token_exactness_an_answer_is_known_again_without_its_outer_
         after = [*begun, {"role": "assistant", "content": "so"}, {"role": "user", "content": "b"}]
         await client.chat(after, tools=TOOLS)
         await client.chat(after, tools=[{"type": "function", "function": {**TOOLS[0]["function"], "name": "go"}}])
-    first, second, third = (renderer.decode_with_special_tokens(request.token_ids) for request in speaker.requests)
+    first, second, third = (renderer.decode_raw(request.token_ids) for request in speaker.requests)
     assert second.startswith(f"{first}  so <|im_end|>")
     assert '"go"' in third and '"look"' not in third
 
@@ -294,7 +292,7 @@ async def test_agent_token_exactness_a_text_that_goes_on_behind_an_answer_does_n
             async with http.post(f"{server.base_url}/completions", json=body, headers=headers) as response:
                 assert response.status == 200
         speaker = session._generate.__self__
-    assert [renderer.decode_with_special_tokens(request.token_ids) for request in speaker.requests] == [
+    assert [renderer.decode_raw(request.token_ids) for request in speaker.requests] == [
         "Count: ",
         "Count: one, ",
     ]

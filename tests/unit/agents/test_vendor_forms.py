@@ -65,7 +65,7 @@ class World:
 
     def seen(self, place: int = -1) -> str:
         """What the engine was given."""
-        return self.speaker.renderer.decode_with_special_tokens(self.speaker.requests[place].token_ids)
+        return self.speaker.renderer.decode_raw(self.speaker.requests[place].token_ids)
 
     @property
     def num_chains(self) -> int:
