@@ -50,10 +50,10 @@ def framed(text: bytes, *pieces: bytes) -> bytes:
         (b'[{"a":' * 40 + b"1" + b"}]" * 40, "nested more than"),
         (b"[" + b"[]," * 2**19 + b"1]", "values"),
         (b"[" + b'"",' * 2**19 + b"1]", "values"),
-        (b'"' + b'\\",[' * 2**17 + b"x" * 9 + b'\\" [' * 99, "not JSON"),
-        ("[1]".encode("utf-16"), "not JSON"),
-        (b"[\xff]", "not JSON"),
-        (b"9" * 10**5, "not JSON"),
+        (b'"' + b'\\",[' * 2**17 + b"x" * 9 + b'\\" [' * 99, "not valid JSON"),
+        ("[1]".encode("utf-16"), "not valid JSON"),
+        (b"[\xff]", "not valid JSON"),
+        (b"9" * 10**5, "not valid JSON"),
     ],
 )
 def test_sandbox_untrusted_text_documents_are_counted_before_anything_is_made_of_them(

@@ -97,7 +97,9 @@ async def test_sandbox_service_connection_a_program_whose_sandbox_ended_while_th
     service, sandboxes = script
     service.answers = iter([CREATED, HANG_UP, UNKNOWN])
     sandbox = await sandboxes.create()
-    with pytest.raises(SandboxLostError, match="while there was no line to the service: there is no such sandbox"):
+    with pytest.raises(
+        SandboxLostError, match="while the connection to the service was down: there is no such sandbox"
+    ):
         await asyncio.wait_for(sandbox.execute(PythonCode(source="print(1)")), 30)
 
 

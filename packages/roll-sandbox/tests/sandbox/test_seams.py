@@ -103,7 +103,7 @@ async def test_sandbox_agent_a_name_that_is_refused_is_refused_to_all_who_asked_
         one, {"op": "run", "sandbox": "sandbox-1", "id": "program-2", "request": {}, "stdin": b""}
     )
     await until(lambda: told and also_told)
-    assert told[0]["op"] == also_told[0]["op"] == "failed" and "used before" in told[0]["message"]
+    assert told[0]["op"] == also_told[0]["op"] == "failed" and "already used" in told[0]["message"]
     assert not any(service.quotas.get_usage("ann").values())
 
 
@@ -160,7 +160,7 @@ async def test_sandbox_agent_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps
         assert wire.ops()[-1] != "stop"
     service.housekeeper.run_round(now + 101.0)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1", "expired": True}
-    with pytest.raises(UnknownSandboxError, match="too late to extend"):
+    with pytest.raises(UnknownSandboxError, match="cannot be extended"):
         service.dispatcher.extend(service.dispatcher.find("ann", "sandbox-1"), 10.0)
 
 
@@ -208,7 +208,7 @@ def test_sandbox_agent_a_row_whose_commit_was_not_answered_is_found_also_where_i
         assert _execute_alone(connection, Write(statement, values)) is None
         assert _execute_alone(connection, Write(statement, values)) is None
         refused = _execute_alone(connection, Write(statement, {**values, "b_owner": "ben"}))
-        assert "used before" in str(refused)
+        assert "already used" in str(refused)
         refused = _execute_alone(connection, Write(statement, {**values, "b_name": "b", "b_draining": 2**70}))
         assert "too large" in str(refused)  # the driver's word, not SQLAlchemy's: the writer's thread goes on
 

@@ -63,7 +63,7 @@ async def test_sandbox_service_database_what_is_written_is_found_and_a_name_is_t
         records = Records(store)
         assert await asyncio.gather(*(open_one(records, f"s{number}") for number in range(700))) == [None] * 700
         again = await open_one(records, "s7")
-        assert type(again) is SandboxError and "used before" in str(again)
+        assert type(again) is SandboxError and "already used" in str(again)
         assert await said(records.record_program, "ann", "s7", "p") is None
         assert records.load_live_programs() == {("ann", "s7"): {"p": "running"}}
         assert await said(records.record_program_end, "ann", "s7", "p", END) is None
@@ -144,7 +144,7 @@ async def test_sandbox_service_database_a_database_of_a_newer_version_is_refused
     store = Store(database)
     store.migrate()
     store.write_now(sqlalchemy.text("UPDATE alembic_version SET version_num = '9999'"))
-    with pytest.raises(ConfigError, match=r"written by a newer ROLL \(revision 9999, and this one knows up to"):
+    with pytest.raises(ConfigError, match=r"written by a newer ROLL \(its revision is 9999, the latest known one is"):
         store.migrate()
     store.close()
 

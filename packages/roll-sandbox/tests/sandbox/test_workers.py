@@ -173,7 +173,7 @@ async def test_sandbox_worker_draining_outlives_the_server(tmp_path: Path) -> No
     service = await opened(tmp_path)
     assert service.workers.join(ANN, greeting(process="2"), Wire()).state == "draining"
     assert service.workers.drain("worker-a", draining=False).state == "ready"
-    with pytest.raises(UnknownSandboxError, match="no worker 'worker-b'"):
+    with pytest.raises(UnknownSandboxError, match="unknown worker 'worker-b'"):
         service.workers.drain("worker-b", draining=True)
     await service.close()
 
