@@ -214,7 +214,7 @@ async def test_proxies_judges_searches_sandboxes_and_registries_keep_the_rule(
         await judge.close()
     assert "title" in await HttpSearch(url).call({"query": "x"})
     assert await call_service(url, "token", "GET", "/v1/sandboxes") == answer
-    with pytest.raises(Exception, match="is no image"):
+    with pytest.raises(Exception, match="is not a supported image"):
         RegistrySource(Reference(registry=url.removeprefix("http://"), repository="a/b", version="c"), insecure=True)
     assert len(asked) == 4 and not (proxy if place == "here" else server).asked
 
