@@ -246,5 +246,5 @@ async def test_sandbox_service_a_quota_that_is_set_holds_in_a_server_that_runs(s
     assert (await service.ask("POST", f"{place}/run", "max", json=more))[0] == 429
     await service.ask("DELETE", place, "max")
     assert roll_sandbox("quota", "set", "max", *[f"--{each}=default" for each in ("sandboxes", "cpu", "memory")],
-                        *database) == "max  as all"  # fmt: skip
-    assert roll_sandbox("quota", "show", "max", *database) == "max  as all"
+                        *database) == "max  default"  # fmt: skip
+    assert roll_sandbox("quota", "show", "max", *database) == "max  default"
