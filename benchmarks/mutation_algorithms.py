@@ -136,14 +136,14 @@ BUGS = (
     Bug(
         "the reference's choices of experts count as the policy's",
         "training/network/routing.py",
-        "if recomputing() or not self._counts_choices:",
+        "if is_recomputing() or not self._counts_choices:",
         "if recomputing():",
         "training/test_routing.py",
     ),
     Bug(
         "a group does not agree on replayed experts",
         "training/packing/micro_batches.py",
-        "units = [agreed_experts(members) for members in _units(samples, every_token)]",
+        "units = [merge_replayed_experts(members) for members in _units(samples, every_token)]",
         "units = _units(samples, every_token)",
         "training/test_routing.py",
     ),

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from worlds.exported_models import export_all
 from worlds.extras import extra_python
 
-from roll.models import write_older_spellings
+from roll.models import write_transformers4_settings
 from roll.models.directory import read_json
 
 pytestmark = [pytest.mark.extras, pytest.mark.timeout(900)]
@@ -81,7 +81,7 @@ def test_extras_transformers_4_exports_without_the_older_spellings_are_read_othe
     logits, _ = read_by_version_4(models, tmp_path)
     for name, directory in models.items():
         assert np.abs(logits[name] - logits_of(directory)).max() > 1e-2, name
-        write_older_spellings(directory)
+        write_transformers4_settings(directory)
     logits, said = read_by_version_4(models, tmp_path)
     for name, directory in models.items():
         compare(name, directory, logits[name], said[name])
@@ -92,6 +92,6 @@ def test_extras_transformers_4_exports_of_the_default_model_are_read_alike_by_tr
 ):
     extra_python("transformers-4")
     directory = Path(shutil.copytree(default_model, tmp_path / "model"))
-    write_older_spellings(directory)
+    write_transformers4_settings(directory)
     logits, said = read_by_version_4({"default": directory}, tmp_path)
     compare("default", directory, logits["default"], said["default"])

@@ -28,7 +28,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not is_timing(k)} for row in rows if row["kind"] == "train"]
 
 
-def state_of(checkpoint: Path, name: str, scratch: Path) -> dict[str, torch.Tensor]:
+def collect_state(checkpoint: Path, name: str, scratch: Path) -> dict[str, torch.Tensor]:
     file = scratch / f"{name}.pt"
     dcp_to_torch_save(checkpoint / name, file)
     return torch.load(file, weights_only=False)
@@ -48,10 +48,10 @@ def test_critic_run_a_resumed_run_with_critics_and_a_reference_equals_an_uninter
     assert whole == parts
     last = [tmp_path / name / "run" / "checkpoints" / "step-000004" for name in ("whole", "parts")]
     for role in ("trainer", "critic-0", "critic-1"):
-        first, second = (state_of(path, role, path.parent) for path in last)
+        first, second = (collect_state(path, role, path.parent) for path in last)
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first), role
-    zero, one = (state_of(last[0], f"critic-{i}", last[0].parent)["weight/score.weight"] for i in (0, 1))
+    zero, one = (collect_state(last[0], f"critic-{i}", last[0].parent)["weight/score.weight"] for i in (0, 1))
     assert zero.any() and one.any()
     assert not torch.equal(zero, one)  # they learn from different rollouts
 

@@ -23,9 +23,9 @@ from worlds.tiny_model import write_tiny_model
 from roll.errors import DataError, EngineDiedError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, engine_ahead, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine, ahead
-from roll.models import as_in_checkpoint, linear_weights, load_causal_lm
+from roll.models import linear_weights, load_causal_lm, to_checkpoint_tensors
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, TensorSpec, WeightUpdate
-from roll.weights.quantization import QuantizedWeights, codes_of, read_back
+from roll.weights.quantization import QuantizedWeights, dequantize_stream, quantized_dtype
 from roll.weights.shared_memory import SharedMemorySender
 
 pytest.importorskip("vllm")
@@ -58,7 +58,7 @@ class Policy:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.model.named_parameters():
-            yield from as_in_checkpoint(self.model, name, parameter.detach()).items()
+            yield from to_checkpoint_tensors(self.model, name, parameter.detach()).items()
 
     def names(self) -> list[str]:
         return [name for name, _ in self]
@@ -292,13 +292,13 @@ async def check_codes(engine: VLLMEngine, policy: Policy, model: Path, form: str
     before = await engine.logprobs([PROMPT])
     source = QuantizedWeights(policy, form, linear_weights(str(model)))
     sent = policy.sender.stage(source, 1)
-    assert sent is not None and codes_of(sent.manifest) is not None
+    assert sent is not None and quantized_dtype(sent.manifest) is not None
     receipt = await engine.update_weights(sent)
     assert receipt.checksums == policy.sender.send() and set(receipt.checksums) == set(source.names())
     in_codes = await engine.logprobs([PROMPT])
-    back = {n: t.clone() for n, t in read_back(iter(source), sent.manifest, torch.float32)}
+    back = {n: t.clone() for n, t in dequantize_stream(iter(source), sent.manifest, torch.float32)}
     for name, parameter in policy.model.named_parameters():
-        for own, view in as_in_checkpoint(policy.model, name, parameter.data).items():
+        for own, view in to_checkpoint_tensors(policy.model, name, parameter.data).items():
             view.copy_(back[own])
     await engine.update_weights(policy.offer(2))
     (plain,) = await engine.logprobs([PROMPT])

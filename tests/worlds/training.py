@@ -380,7 +380,7 @@ class World:
         if self.engines.lent:
             self.engines.lent = False
             await self.proxy.wake()
-        await self.weights.push(self.version, still=self.controller.updating(), on_dead=self.proxy.restore)
+        await self.weights.push(self.version, pause_generation=self.controller.updating(), on_dead=self.proxy.restore)
 
     async def _settle(self, batch: Batch, step: int) -> None:
         used = set()
@@ -400,7 +400,7 @@ class World:
     async def _moves(self) -> None:
         """Engines that join, leave, or are away for a while; at least one stays."""
         chance, move = random.Random(f"moves of/{self.settings.seed}"), self.proxy.transitions
-        move.between_syncs = self.weights.between
+        move.between_syncs = self.weights.pause_pushes
         try:
             for number in range(self.settings.num_moves):
                 await asyncio.sleep(chance.uniform(0, 20))

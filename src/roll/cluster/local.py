@@ -57,12 +57,12 @@ class LocalTrainerGroup(TrainerGroup):
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        from roll.training.outgoing import outgoing
+        from roll.training.engine_weights import engine_weights
         from roll.weights import Sender, send_weights
 
         self._sender = self._sender or Sender()
         return await send_weights(
-            outgoing(self._backend, self._spec),
+            engine_weights(self._backend, self._spec),
             policy_version,
             transport,
             deliver,

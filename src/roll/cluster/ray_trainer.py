@@ -26,9 +26,9 @@ from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
 from roll.protocols import TrainBackend, TrainerGroup
 from roll.training import TrainerSpec
-from roll.training.outgoing import outgoing
+from roll.training.engine_weights import engine_weights
 from roll.types import TrainingBatch, WeightUpdate
-from roll.weights import Sender, conduct
+from roll.weights import Sender, run_sync
 
 __all__ = ["RayTrainerGroup", "TrainerActor"]
 
@@ -65,7 +65,7 @@ class TrainerActor:
 
     def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
         """See `Sender`, also for all methods below."""
-        return self._sender.stage(outgoing(self._backend, self._spec), policy_version, transport)
+        return self._sender.stage(engine_weights(self._backend, self._spec), policy_version, transport)
 
     def send(self) -> dict[str, int]:
         return self._sender.send()
@@ -156,13 +156,13 @@ class RayTrainerGroup(TrainerGroup):
         shared = [ray.put(each) if isinstance(each, TrainingBatch) else each for each in arguments]
         return (await self._all(lambda: [actor.call.remote(name, *shared, **options) for actor in self._actors]))[0]
 
-    async def written(self, *, wait: bool) -> bool:
-        return all(await self._all(lambda: [actor.call.remote("written", wait=wait) for actor in self._actors]))
+    async def is_save_written(self, *, wait: bool) -> bool:
+        return all(await self._all(lambda: [actor.call.remote("is_save_written", wait=wait) for actor in self._actors]))
 
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        return await conduct(self, policy_version, transport, deliver)
+        return await run_sync(self, policy_version, transport, deliver)
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
         return (await self._all(lambda: [actor.stage.remote(policy_version, transport) for actor in self._actors]))[0]

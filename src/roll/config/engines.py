@@ -49,7 +49,7 @@ class EngineCapabilities:
     updates_weights: bool = True
     """`update_weights` replaces the weights that the engine loaded."""
     quantized_sync: bool = True
-    """The engine accepts weights that are sent in 8 bits (`roll.weights.quantization.read_back`)."""
+    """The engine accepts weights that are sent in 8 bits (`roll.weights.quantization.dequantize_stream`)."""
     shares_process: bool = False
     """The engine computes in the process that built it, so weights need not be copied (transport `in_process`)."""
     returns_logprobs: bool = True

@@ -172,9 +172,10 @@ def heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str, int]:
 
     Args:
         parts: memory of a trainer's rank.
-        closed: whether free pieces are given back (`roll.training.memory.heap`). If so, an eighth of the live memory
-            remains, except for kernels, which leave no holes. Otherwise it depends on the processor, whose products
-            allocate temporaries: measured, 0.2 to 0.3 of the activations with native attention, 0.3 to 0.9 without.
+        closed: whether free pieces are given back (`roll.training.memory.malloc_trim`). If so, an eighth of the live
+            memory remains, except for kernels, which leave no holes. Otherwise it depends on the processor, whose
+            products allocate temporaries: measured, 0.2 to 0.3 of the activations with native attention, 0.3 to 0.9
+            without.
     """
     tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
     return {"heap": round(tensors / 8 if trimmed else 0.4 * parts["activations"])}

@@ -197,7 +197,7 @@ def gathered_bytes(
 
     A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
     buffer to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at
-    the same time; on a host nothing overlaps with a collective (`roll.training.parallel.gathering`).
+    the same time; on a host nothing overlaps with a collective (`roll.training.parallel.fsdp`).
 
     Args:
         parallel: how the trainer's ranks are divided.

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roll.models import AttentionForm, Reach, attention_form, decoder_of, position_scale, reach_mask
+from roll.models import AttentionForm, AttentionSpan, attention_form, decoder_of, position_scale, read_mask_span
 
 __all__ = [
     "ATTENTION_NAME",
@@ -64,7 +64,7 @@ def register_attention() -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionMaskInterface.register(ATTENTION_NAME, reach_mask)
+    AttentionMaskInterface.register(ATTENTION_NAME, read_mask_span)
     AttentionInterface.register(ATTENTION_NAME, engine_attention)
 
 
@@ -146,15 +146,15 @@ class CausalPass:
     def __init__(self, cache: KVCache | None = None, row: int = 0) -> None:
         self.num_calls = 0
         self._cache, self._row = cache, row
-        self._bias: dict[Reach, Tensor] = {}
+        self._bias: dict[AttentionSpan, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionPass`."""
         length, heads, kv_heads = key.shape[2], query.shape[1], key.shape[1]
         self._store(layer, key, value)
-        reach = form.reach.within(length)
-        bias = None if form.plain and reach == Reach() else self._reach_bias(length, reach, query)
-        if form.plain:
+        reach = form.span.limit_to(length)
+        bias = None if form.is_plain and reach == AttentionSpan() else self._reach_bias(length, reach, query)
+        if form.is_plain:
             output = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=bias, is_causal=bias is None, scale=form.scale,
                 enable_gqa=heads != kv_heads,
@@ -177,10 +177,10 @@ class CausalPass:
             keys, values = self._cache.layer(layer, key, value)
             keys[self._row, :, :length], values[self._row, :, :length] = key[0], value[0]
 
-    def _reach_bias(self, length: int, reach: Reach, like: Tensor) -> Tensor:
+    def _reach_bias(self, length: int, reach: AttentionSpan, like: Tensor) -> Tensor:
         if reach not in self._bias:
             position = torch.arange(length)
-            seen = reach.sees(position[:, None], position).to(like.device)
+            seen = reach.is_visible(position[:, None], position).to(like.device)
             self._bias[reach] = like.new_zeros(length, length).masked_fill_(~seen, float("-inf"))
         return self._bias[reach]
 
@@ -195,7 +195,7 @@ class DecodePass:
         self._cache = cache
         self._rows = torch.arange(len(positions), device=positions.device)
         self._width = min(round_up(int(positions.max()) + 1, WIDTH_MULTIPLE), cache.width)
-        self._bias: dict[Reach, Tensor] = {}
+        self._bias: dict[AttentionSpan, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionPass`."""
@@ -205,8 +205,8 @@ class DecodePass:
         group = heads // kv_heads
         grouped = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, group, -1)
         grouped = F.pad(grouped, (0, 0, 0, -group % HEAD_MULTIPLE))
-        bias = self._mask(form.reach, query)
-        if form.plain:
+        bias = self._mask(form.span, query)
+        if form.is_plain:
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=form.scale)
         else:
             sinks = None if form.sinks is None else F.pad(form.sinks.view(kv_heads, -1), (0, -group % HEAD_MULTIPLE))
@@ -231,10 +231,10 @@ class DecodePass:
             held[self._rows, :, self.positions] = new[0, :, :rows].transpose(0, 1)
         return tensors[0][:rows, :, : self._width], tensors[1][:rows, :, : self._width]
 
-    def _mask(self, reach: Reach, like: Tensor) -> Tensor:
+    def _mask(self, reach: AttentionSpan, like: Tensor) -> Tensor:
         """Return the bias [B, 1, 1, width]: 0 where a row may attend, -inf elsewhere."""
         if reach not in self._bias:
-            seen = reach.sees(self.positions[:, None], torch.arange(self._width, device=like.device))
+            seen = reach.is_visible(self.positions[:, None], torch.arange(self._width, device=like.device))
             bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))
             self._bias[reach] = bias[:, None, None, :]
         return self._bias[reach]

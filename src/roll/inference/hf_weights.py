@@ -10,11 +10,11 @@ from torch import Tensor
 
 from roll.errors import WeightSyncError
 from roll.inference.spec import refuse_adapter
-from roll.models import as_in_checkpoint, changes_names
+from roll.models import changes_names, to_checkpoint_tensors
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update, tensor_checksum
 from roll.weights.plan import dtype_of
-from roll.weights.quantization import read_back, without_scales
+from roll.weights.quantization import dequantize_stream, without_scales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,7 +44,7 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
     applied: dict[str, int] = {}
     device = next(iter(live.values())).device
     with torch.no_grad(), open_update(update, device=device) as receiver:
-        for name, tensor in read_back(receiver, update.manifest, model.dtype):
+        for name, tensor in dequantize_stream(receiver, update.manifest, model.dtype):
             target = live[name]
             target.copy_(tensor)
             same = sent_as[name] == target.dtype
@@ -65,7 +65,7 @@ def _live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
         return held
     found: dict[str, Tensor] = {}
     for name, tensor in held.items():
-        parts = as_in_checkpoint(model, name, tensor)
+        parts = to_checkpoint_tensors(model, name, tensor)
         if any(part.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() for part in parts.values()):
             raise WeightSyncError(
                 f"tensor '{name}' cannot be written in its checkpoint's form: use inference.engine=vllm."

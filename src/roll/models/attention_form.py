@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["AttentionForm", "Reach", "attention_form", "position_scale", "reach_mask"]
+__all__ = ["AttentionForm", "AttentionSpan", "attention_form", "position_scale", "read_mask_span"]
 
 _UNKNOWN = ("position_bias", "alibi", "head_mask")
 
 
-class Reach(NamedTuple):
+class AttentionSpan(NamedTuple):
     """The distance that a token may attend to; `None`: to the beginning."""
 
     window: int | None = None
     chunk: int | None = None
 
-    def within(self, length: int) -> Reach:
+    def limit_to(self, length: int) -> AttentionSpan:
         """Return the reach without limits that texts of `length` tokens do not reach."""
-        return Reach(*(limit if limit is not None and limit < length else None for limit in self))
+        return AttentionSpan(*(limit if limit is not None and limit < length else None for limit in self))
 
-    def sees(self, query: Any, key: Any) -> Any:
+    def is_visible(self, query: Any, key: Any) -> Any:
         """Return whether tokens at positions `query` may attend to those at `key`; arrays or tensors that broadcast."""
         seen = query >= key
         if self.window is not None:
@@ -45,13 +45,13 @@ class AttentionForm(NamedTuple):
     """The form of one layer's attention."""
 
     scale: float
-    reach: Reach = Reach()
+    span: AttentionSpan = AttentionSpan()
     softcap: float | None = None
     sinks: Tensor | None = None
     """The extra scores of the heads [H]."""
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether the scores are not modified before the softmax."""
         return self.softcap is None and self.sinks is None
 
@@ -64,7 +64,7 @@ def attention_form(
     Args:
         module: The layer's attention module.
         width: The width d of a head.
-        mask: The result of `reach_mask`, or `None`.
+        mask: The result of `read_mask_span`, or `None`.
         scaling: The scale of the scores; by default 1 / sqrt(d).
         sliding_window: The window of this layer, in tokens.
         given: Further arguments of the attention function.
@@ -74,20 +74,28 @@ def attention_form(
     """
     unknown = [name for name in _UNKNOWN if given.get(name) is not None]
     if unknown:
-        raise ModelError(f"{type(module).__name__} asks for {unknown}, which no attention here computes")
+        raise ModelError(
+            f"{type(module).__name__} passes {unknown} to its attention, which the trainer does not support"
+        )
     return AttentionForm(
         scale=width**-0.5 if scaling is None else scaling,
-        reach=mask if isinstance(mask, Reach) else Reach(sliding_window),
+        span=mask if isinstance(mask, AttentionSpan) else AttentionSpan(sliding_window),
         softcap=given.get("softcap"),
         sinks=given.get("s_aux"),
     )
 
 
-def reach_mask(*args: Any, local_size: int | None = None, config: Any = None, **kwargs: Any) -> Reach | None:
+def read_mask_span(
+    *args: Any, local_size: int | None = None, config: Any = None, **kwargs: Any
+) -> AttentionSpan | None:
     """Return the reach of the layers that HF models pass a mask to; it replaces the mask itself."""
     if local_size is None:
         return None
-    return Reach(chunk=local_size) if local_size == getattr(config, "attention_chunk_size", None) else Reach(local_size)
+    return (
+        AttentionSpan(chunk=local_size)
+        if local_size == getattr(config, "attention_chunk_size", None)
+        else AttentionSpan(local_size)
+    )
 
 
 def position_scale(module: Any, positions: Tensor, dtype: torch.dtype) -> Tensor | None:

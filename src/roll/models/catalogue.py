@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roll.errors import ModelError
-from roll.models.quiet import quiet_transformers
+from roll.models.quiet import silence_transformers
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "cache_root", "cached_directory", "prepare"]
 
@@ -118,8 +118,8 @@ def prepare(entry: CatalogueEntry) -> Path:
             _convert(source, directory)
     except OSError as error:
         raise ModelError(
-            f"model '{entry.name}' cannot be prepared in '{target.parent}': {error}. Make room there or allow writing, "
-            "or set ROLL_CACHE to another directory."
+            f"model '{entry.name}' cannot be prepared in '{target.parent}': {error}. Free disk space there, allow "
+            "writing, or set ROLL_CACHE to another directory."
         ) from error
     logger.info("Prepared model %s in %.0f s.", entry.name, time.monotonic() - started)
     return target
@@ -152,7 +152,7 @@ def _convert(source: Path, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with quiet_transformers():
+    with silence_transformers():
         tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
         assert tokenizer is not None, "a GGUF file with a chat model has a tokenizer"
         model = AutoModelForCausalLM.from_pretrained(

@@ -15,7 +15,7 @@ from roll.errors import ModelError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["as_in_checkpoint", "changes_names"]
+__all__ = ["changes_names", "to_checkpoint_tensors"]
 
 
 def changes_names(model: Any) -> bool:
@@ -27,7 +27,7 @@ def changes_names(model: Any) -> bool:
     return bool(model._weight_conversions)
 
 
-def as_in_checkpoint(model: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
+def to_checkpoint_tensors(model: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
     """Return the checkpoint's tensors that a weight of the model corresponds to, as views of `weight` where possible.
 
     Raises:
@@ -47,10 +47,12 @@ def as_in_checkpoint(model: Any, name: str, weight: Tensor) -> dict[str, Tensor]
         with Views(), torch.no_grad():
             found = revert_weight_conversion(model, {name: weight.detach()})
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise ModelError(f"weight '{name}' of {type(model).__name__} has no form in a checkpoint: {error}") from error
+        raise ModelError(
+            f"weight '{name}' of {type(model).__name__} cannot be converted to the checkpoint format: {error}"
+        ) from error
     if sum(tensor.numel() for tensor in found.values()) != weight.numel():
         raise ModelError(
-            f"weight '{name}' of {type(model).__name__} is kept in one tensor with others in its checkpoint, which "
-            "this trainer cannot write"
+            f"weight '{name}' of {type(model).__name__} is stored in one checkpoint tensor together with other "
+            "weights, which is not supported"
         )
     return found

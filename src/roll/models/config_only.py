@@ -9,12 +9,12 @@ from roll.errors import ModelError, short
 from roll.models.catalogue import CATALOGUE
 from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, make_description
 from roll.models.hub_fetch import FetchError, fetch_config
-from roll.models.quiet import quiet_transformers
+from roll.models.quiet import silence_transformers
 from roll.models.resolve import find_model_directory
 from roll.models.sizes import read_config, text_part
 from roll.registry import did_you_mean, search_directory_note
 
-__all__ = ["cache_width", "describe_config", "find_config"]
+__all__ = ["describe_config", "find_config", "kv_numbers_per_token"]
 
 
 def find_config(name: str) -> Path:
@@ -37,7 +37,7 @@ def find_config(name: str) -> Path:
         raise ModelError(f"'{name}' has no config.json: give a config.json, a model directory or a hub id.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
-            f"model '{name}' is not known, not on this machine, and not a hub id "
+            f"model '{name}' was not found: it is not a catalogue name, a directory or a hub ID "
             f"(owner/name){search_directory_note(name)}."
             f"{did_you_mean(path.name.lower(), list(CATALOGUE))}"
         )
@@ -58,7 +58,7 @@ def describe_config(directory: Path, name: str) -> ModelDescription:
     return make_description(config, _count_parameters(directory, config, name), name)
 
 
-def cache_width(directory: Path, description: ModelDescription) -> int:
+def kv_numbers_per_token(directory: Path, description: ModelDescription) -> int:
     """Return the numbers per token that an inference engine stores for attention, over all layers.
 
     Multi-head latent attention stores one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
@@ -113,7 +113,7 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        with quiet_transformers(), torch.device("meta"):
+        with silence_transformers(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
     except Exception as error:  # transformers raises arbitrary errors for configurations that it does not support
         kind = config.get("model_type", "without a model_type")

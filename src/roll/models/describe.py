@@ -15,7 +15,7 @@ from roll.models.catalogue import CATALOGUE
 from roll.models.directory import stored_tensors, weight_files
 from roll.models.resolve import find_model, resolve_model
 from roll.models.sizes import read_config, text_part
-from roll.models.tying import tied_copy
+from roll.models.tied_weights import tied_copy
 
 __all__ = [
     "ModelDescription",
@@ -23,12 +23,12 @@ __all__ = [
     "check_experts",
     "check_files",
     "check_linear",
-    "check_rotation",
+    "check_rope_scaling",
     "context_length",
     "describe_model",
     "make_description",
     "num_parameters",
-    "rotation_length",
+    "rope_scaling_length",
 ]
 
 DTYPE_NAMES = {
@@ -38,7 +38,7 @@ DTYPE_NAMES = {
     "F64": "float64",
     "F8_E4M3": "float8_e4m3fn",
 }
-MOST_PACKED = 8
+MAX_PACKING = 8
 """Largest number of quantized weights packed into one stored number."""
 
 
@@ -104,7 +104,7 @@ def context_length(path: str | Path) -> int:
     return describe_model(path).context_length
 
 
-def rotation_length(text: Mapping[str, Any]) -> int | None:
+def rope_scaling_length(text: Mapping[str, Any]) -> int | None:
     """Return the length up to which a model uses the same rotary frequencies; `None` where it always does.
 
     Beyond it, RoPE of the kinds `dynamic` and `longrope` uses other frequencies for all tokens that are computed
@@ -127,8 +127,8 @@ def rotation_length(text: Mapping[str, Any]) -> int | None:
     return min((length for length in found if isinstance(length, int) and length), default=None)
 
 
-def check_rotation(directory: Path, length: int, setting: str) -> None:
-    """Reject texts of a length that changes a model's rotary frequencies: see `rotation_length`.
+def check_rope_scaling(directory: Path, length: int, setting: str) -> None:
+    """Reject texts of a length that changes a model's RoPE scaling: see `rope_scaling_length`.
 
     Args:
         directory: The directory of the model.
@@ -138,12 +138,12 @@ def check_rotation(directory: Path, length: int, setting: str) -> None:
     Raises:
         ConfigError: the length is above the limit.
     """
-    limit = rotation_length(text_part(read_config(directory)))
+    limit = rope_scaling_length(text_part(read_config(directory)))
     if limit is not None and length > limit:
         raise ConfigError(
-            f"texts may have {length} tokens, and beyond {limit} the model '{directory}' turns positions otherwise, "
-            "also those of shorter texts beside them (RoPE of the kind dynamic or longrope): set "
-            f"{setting} to at most {limit}"
+            f"texts may have {length} tokens, but beyond {limit} tokens the RoPE scaling of model '{directory}' "
+            f"(dynamic or longrope) changes the positions of every text in the same micro-batch: set {setting} to at "
+            f"most {limit}"
         )
 
 
@@ -157,7 +157,7 @@ def check_experts(directory: Path, ranks: int) -> None:
         return
     count = _num_experts(text_part(read_config(directory)))
     if count == 0 or count % ranks:
-        has = f"has {count} experts, which it does not divide" if count else "is no mixture of experts"
+        has = f"has {count} experts, which it does not divide" if count else "is not a mixture of experts"
         raise ModelError(
             f"training.parallel.ep is {ranks}, but the model '{directory}' {has}: change it, or set it to 1"
         )
@@ -177,7 +177,7 @@ def check_linear(directory: Path) -> None:
             for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
                 if ".experts." in name and len(tensors.get_slice(name).get_shape()) > 2:
                     raise ModelError(
-                        f"the linear weights of '{directory}' cannot be brought to engines in 8 bits: its checkpoint "
+                        f"the linear weights of '{directory}' cannot be sent to engines in 8 bits: its checkpoint "
                         f"has '{name}' of all experts in one tensor. Set inference.quantization to none."
                     )
 
@@ -210,13 +210,13 @@ def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:
     layers, hidden, vocabulary = (text.get(key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
     if isinstance(layers, int) and layers > weights.num_tensors:
         raise ModelError(
-            f"'{directory / 'config.json'}' says num_hidden_layers: {layers}, and the weight files hold "
-            f"{weights.num_tensors} tensors in all: copy the model again."
+            f"'{directory / 'config.json'}' has num_hidden_layers: {layers}, but the weight files hold "
+            f"{weights.num_tensors} tensors in total: copy the model again."
         )
-    if isinstance(hidden, int) and isinstance(vocabulary, int) and hidden * vocabulary > MOST_PACKED * weights.number:
+    if isinstance(hidden, int) and isinstance(vocabulary, int) and hidden * vocabulary > MAX_PACKING * weights.number:
         raise ModelError(
-            f"'{directory / 'config.json'}' says vocab_size: {vocabulary} and hidden_size: {hidden}, and the weight "
-            f"files hold {weights.number:,} numbers in all: copy the model again."
+            f"'{directory / 'config.json'}' has vocab_size: {vocabulary} and hidden_size: {hidden}, but the weight "
+            f"files hold {weights.number:,} values in total: copy the model again."
         )
     return config, weights
 
@@ -238,7 +238,9 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
         for key in keys:
             if isinstance(text.get(key), int):
                 return int(text[key])
-        raise ModelError(f"model '{name}': its config.json has no '{keys[0]}'; is it a causal language model?")
+        raise ModelError(
+            f"model '{name}': its config.json has no '{keys[0]}': check that it is a causal language model."
+        )
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     has = {key for key, value in text.items() if value is not None}
@@ -279,7 +281,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _experts_per_token(text: Mapping[str, Any]) -> int:
-    return _whole(text, "num_experts_per_tok") if _num_experts(text) > 1 else 0
+    return _read_int(text, "num_experts_per_tok") if _num_experts(text) > 1 else 0
 
 
 def _num_experts(text: Mapping[str, Any]) -> int:
@@ -295,12 +297,12 @@ def _inner_size(text: Mapping[str, Any], hidden: int) -> int:
     chosen = _experts_per_token(text)
     if not chosen:
         return dense
-    own = _whole(text, "moe_intermediate_size") or dense
-    shared = _whole(text, "shared_expert_intermediate_size") or own * _whole(text, "n_shared_experts")
+    own = _read_int(text, "moe_intermediate_size") or dense
+    shared = _read_int(text, "shared_expert_intermediate_size") or own * _read_int(text, "n_shared_experts")
     return chosen * own + shared
 
 
-def _whole(text: Mapping[str, Any], key: str) -> int:
+def _read_int(text: Mapping[str, Any], key: str) -> int:
     value = text.get(key)
     return value if isinstance(value, int) else 0
 

@@ -2,7 +2,7 @@
 
     which files    model.safetensors, or the files that an index lists; never both, no adapter, no Git LFS pointer
     their headers  complete, each tensor once, no weight in a quantized format
-    tied weights   a projection that is stored next to tied embeddings has the same numbers (`roll.models.tying`)
+    tied weights   a projection that is stored next to tied embeddings has the same numbers (`roll.models.tied_weights`)
 
 `find_model` and `resolve_model` call these checks, so `roll check`, trainers, engines and teachers reject the same
 directories.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from roll.errors import ModelError, short
-from roll.models.tying import check_tied
+from roll.models.tied_weights import check_tied
 
 __all__ = ["MissingFileError", "StoredTensor", "check_directory", "read_json", "stored_tensors", "weight_files"]
 
@@ -25,7 +25,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 SETTINGS_FILES = ("generation_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TEMPLATE_FILE, ADAPTER_FILE = "chat_template.jinja", "adapter_config.json"
-POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer."""
 
 METHOD_OF_SUFFIX = {
@@ -69,28 +69,28 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
         ModelError: the directory cannot be used for another reason; the message names the file and what to do.
     """
     for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE, ADAPTER_FILE):
-        _refuse_no_file(directory / name)
+        _reject_non_file(directory / name)
     _check_adapter(directory)
     if not (directory / "config.json").is_file():
         if (directory / "config.yaml").is_file():
             raise MissingFileError(
-                f"run '{directory}' has no checkpoint yet, so it has no model: let it save one first."
+                f"run '{directory}' has no checkpoint yet, so it has no model: wait until it has saved one."
             )
         raise MissingFileError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
     config = read_json(directory / "config.json")
     if not allow_quantized and (method := _quantization(config)):
-        _refuse_quantized(directory, method)
+        _reject_quantized(directory, method)
     files = weight_files(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise MissingFileError(
             f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json."
         )
     for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE):
-        _refuse_pointer(directory / name)
+        _reject_lfs_pointer(directory / name)
     chosen = config.get("transformers_weights")
     if chosen is not None and chosen != (INDEX if (directory / INDEX).is_file() else files[0].name):
         raise ModelError(
-            f"'{directory / 'config.json'}' names in transformers_weights the file {short(chosen)}, and the weights of "
+            f"'{directory / 'config.json'}' has transformers_weights: {short(chosen)}, but the weights of "
             f"the directory are in '{files[0].name}': remove the key, or the other files."
         )
     tensors = stored_tensors(files)
@@ -98,9 +98,9 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
         for name, tensor in tensors.items():
             suffix = next((suffix for suffix in METHOD_OF_SUFFIX if name.endswith(suffix)), None)
             if suffix is not None:
-                _refuse_quantized(directory, METHOD_OF_SUFFIX[suffix], name)
+                _reject_quantized(directory, METHOD_OF_SUFFIX[suffix], name)
             if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in UNQUANTIZED:
-                _refuse_quantized(directory, f"integers ({tensor.dtype})", name)
+                _reject_quantized(directory, f"integers ({tensor.dtype})", name)
     check_tied(directory, config, tensors)
 
 
@@ -119,7 +119,7 @@ def weight_files(directory: Path) -> list[Path]:
     single = (directory / SINGLE).is_file()
     if not index.is_file() and not single:
         raise MissingFileError(
-            f"model directory '{directory}' has no weights: a file '{SINGLE}' is missing.{_hint(directory)}"
+            f"model directory '{directory}' has no weights: the file '{SINGLE}' is missing.{_hint(directory)}"
         )
     missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long for the file system
     if single and files != [directory / SINGLE]:
@@ -134,7 +134,7 @@ def weight_files(directory: Path) -> list[Path]:
             f"{short(missing[0])}: copy or download it again."
         )
     for file in files:
-        _refuse_pointer(file)
+        _reject_lfs_pointer(file)
     return files
 
 
@@ -155,15 +155,15 @@ def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
                     if name in found:
                         raise ModelError(
                             f"weight {short(name)} is in two files, '{found[name].file}' and '{file}': remove the file "
-                            "that is not the model's from the index, or copy the model again."
+                            "that does not belong to the model from the index, or copy the model again."
                         )
                     found[name] = StoredTensor(file, part.get_dtype(), tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
             raise ModelError(
-                f"weight file '{file}' is damaged or not safetensors: {error}. Copy the model again."
+                f"weight file '{file}' is damaged, or is not a safetensors file: {error}. Copy the model again."
             ) from error
     if not found:
-        raise ModelError(f"'{files[0]}' holds no tensors.")
+        raise ModelError(f"'{files[0]}' does not contain any tensors.")
     return found
 
 
@@ -176,12 +176,12 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except RecursionError:
-        raise ModelError(f"'{file}' cannot be read: it nests too deeply.") from None
+        raise ModelError(f"'{file}' cannot be read: its JSON is nested too deeply.") from None
     except (OSError, ValueError) as error:
-        _refuse_pointer(file)
+        _reject_lfs_pointer(file)
         raise ModelError(f"'{file}' cannot be read: {error}.") from error
     if not isinstance(value, dict):
-        raise ModelError(f"'{file}' must hold a JSON object, found {type(value).__name__}.")
+        raise ModelError(f"'{file}' must contain a JSON object, got {type(value).__name__}.")
     return value
 
 
@@ -189,7 +189,7 @@ def _listed_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
-        raise ModelError(f"'{index}' must say in 'weight_map' which file has each weight: copy it again.")
+        raise ModelError(f"'{index}' must have a 'weight_map' with the file of each weight: copy it again.")
     outside = next((name for name in listed.values() if Path(name).is_absolute() or ".." in Path(name).parts), None)
     if outside is not None:
         raise ModelError(f"'{index}' names the weight file {short(outside)}, which is not in its directory.")
@@ -208,16 +208,16 @@ def _hint(directory: Path) -> str:
     return f" It has '{other[0]}': rename it to '{SINGLE}' if it holds the whole model, else copy '{INDEX}' as well."
 
 
-def _refuse_no_file(file: Path) -> None:
+def _reject_non_file(file: Path) -> None:
     """Reject a path that exists but is not a file: without its settings, the model would be used differently."""
     if os.path.lexists(file) and not file.is_file():
-        raise MissingFileError(f"'{file}' is no file, or a link to one that is not there: copy the model again.")
+        raise MissingFileError(f"'{file}' is not a file, or is a broken link: copy the model again.")
 
 
-def _refuse_pointer(file: Path) -> None:
+def _reject_lfs_pointer(file: Path) -> None:
     try:
         with file.open("rb") as opened:
-            pointer = opened.read(len(POINTER)) == POINTER
+            pointer = opened.read(len(LFS_POINTER)) == LFS_POINTER
     except OSError:  # a missing file is reported by another check
         return
     if pointer:
@@ -241,7 +241,7 @@ def _check_adapter(directory: Path) -> None:
             f"another directory; for the adapter, {merge}."
         )
     named = f" of '{base}'" if isinstance(base, str) else ""
-    raise ModelError(f"'{directory}' is a PEFT adapter{named}, not a whole model: {merge}.")
+    raise ModelError(f"'{directory}' is a PEFT adapter{named}, not a full model: {merge}.")
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
@@ -260,7 +260,7 @@ def _quantization(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _refuse_quantized(directory: Path, method: str, tensor: str | None = None) -> None:
+def _reject_quantized(directory: Path, method: str, tensor: str | None = None) -> None:
     where = f"weight {short(tensor)}" if tensor else "config.json"
     raise ModelError(
         f"model directory '{directory}' has quantized weights ({short(method)}; see its {where}), which cannot be "

@@ -35,6 +35,6 @@ def check_generates(directory: Path, name: str) -> None:
     else:
         return
     raise ModelError(
-        f"'{name}' is a reward model ({found}): it scores texts and generates none. Give a language model here; a "
-        "reward of type reward_model scores answers with this one."
+        f"'{name}' is a reward model ({found}): it scores texts but cannot generate them. Use a language model here; a "
+        "reward of type reward_model can score answers with this model."
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["FetchError", "fetch_config"]
 
-LIMIT_S = 8.0
+TIMEOUT_S = 8.0
 """Timeout of the hub's answer, in seconds."""
 
 
@@ -32,9 +32,9 @@ def fetch_config(name: str, cache: str) -> Path:
     """
     command = [sys.executable, "-P", __file__, name, cache]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise FetchError(f"the hub did not answer within {LIMIT_S:g} s") from None
+        raise FetchError(f"the hub did not answer within {TIMEOUT_S:g} s") from None
     said = done.stdout.strip()
     if done.returncode != 0 or not said:
         raise FetchError(said or done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from roll.models.checkpoint_names import as_in_checkpoint
+from roll.models.checkpoint_names import to_checkpoint_tensors
 from roll.models.describe import check_linear, describe_model
 from roll.models.loading import load_causal_lm
 
@@ -41,5 +41,5 @@ def linear_weights(path: str, *, trust_remote_code: bool = False) -> frozenset[s
             is_matrix = isinstance(module, nn.Linear) and weight.ndim == 2 and len(weight) not in gates
             if not is_matrix and weight.ndim != 3:
                 continue
-            found.update(as_in_checkpoint(model, name, weight))
+            found.update(to_checkpoint_tensors(model, name, weight))
     return frozenset(found)

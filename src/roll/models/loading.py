@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from roll.errors import ModelError, short
 from roll.models.describe import check_files
 from roll.models.directory import read_json
-from roll.models.pieces import WeightFiles, weights_left_in_files
-from roll.models.quiet import quiet_transformers
+from roll.models.finite_check import check_finite
+from roll.models.quiet import silence_transformers
 from roll.models.resolve import resolve_model
 from roll.models.sizes import read_config
-from roll.models.tying import differing
-from roll.models.values import check_finite
+from roll.models.tied_weights import tied_weights_error
+from roll.models.weight_reader import WeightReader, weights_left_in_files
 
 if TYPE_CHECKING:
     import torch
@@ -29,9 +29,9 @@ _loading = threading.Lock()
 """Serializes loading, which patches modules of torch: two concurrent loads, in a trainer's and an engine's thread,
 would leave tied or fresh weights wrong."""
 
-_LARGEST_ID = 2**31 - 1
+_MAX_TOKEN_ID = 2**31 - 1
 """The largest token id: arrays of tokens have 32 bits."""
-_BRIEF = 600
+_MAX_ERROR_CHARS = 600
 """Largest number of characters quoted from libraries' messages, which quote files with arbitrary content."""
 _LINE_BYTES = 64
 """The size of a cache line, at which torch's own memory is aligned."""
@@ -50,16 +50,16 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
     from transformers import AutoTokenizer
 
     try:
-        with quiet_transformers():
+        with silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
     except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
-        raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_brief(error)}") from error
+        raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_shorten_error(error)}") from error
     if tokenizer is None:
         raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
     if not isinstance(longest := tokenizer.model_max_length, int | float):
         raise ModelError(
-            f"tokenizer of model '{path}' cannot be used: tokenizer_config.json says model_max_length: "
-            f"{short(longest)}, where a number belongs."
+            f"tokenizer of model '{path}' cannot be used: tokenizer_config.json has model_max_length: "
+            f"{short(longest)}, but it must be a number."
         )
     return tokenizer
 
@@ -70,7 +70,7 @@ def load_causal_lm(
     *,
     attention: str = "sdpa",
     trust_remote_code: bool = False,
-    left: Callable[[Any, WeightFiles], object] | None = None,
+    left: Callable[[Any, WeightReader], object] | None = None,
 ) -> PreTrainedModel:
     """Load a model's weights onto the CPU, in evaluation mode.
 
@@ -99,7 +99,7 @@ def load_scorer(
     *,
     attention: str = "sdpa",
     trust_remote_code: bool = False,
-    left: Callable[[Any, WeightFiles], object] | None = None,
+    left: Callable[[Any, WeightReader], object] | None = None,
 ) -> PreTrainedModel:
     """Load a reward model, or a language model with a new head whose scores are all 0; otherwise like `load_causal_lm`.
 
@@ -128,7 +128,7 @@ def _load(
     dtype: str | torch.dtype,
     attention: str,
     trust_remote_code: bool,
-    left: Callable[[Any, WeightFiles], object] | None,
+    left: Callable[[Any, WeightReader], object] | None,
     **settings: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load a model, and return it with the names of weights that its files lack."""
@@ -141,7 +141,7 @@ def _load(
         raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
     try:
         leaving = weights_left_in_files() if left is not None else nullcontext([])
-        with _loading, quiet_transformers(), leaving as files:
+        with _loading, silence_transformers(), leaving as files:
             model, report = kind.from_pretrained(
                 directory,
                 dtype=wanted,
@@ -152,17 +152,17 @@ def _load(
                 **settings,
             )
     except Exception as error:  # safetensors, JSON and model code of arbitrary files each fail in their own way
-        raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
+        raise ModelError(f"model '{path}' cannot be loaded: {_shorten_error(error)}") from error
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]
         if settings:
             raise ModelError(
-                f"model '{path}' cannot score texts: its '{name}' is {tuple(found)}, that of a model with one score "
-                f"{tuple(expected)}."
+                f"model '{path}' cannot score texts: the shape of '{name}' is {tuple(found)}; a model with one score "
+                f"needs {tuple(expected)}."
             )
         raise ModelError(
-            f"model '{path}' has {len(wrong)} weights of another shape than its config.json asks for, first '{name}': "
-            f"{tuple(found)}, not {tuple(expected)}. Copy the model again."
+            f"model '{path}' has {len(wrong)} weights whose shape does not match config.json, first '{name}': "
+            f"got {tuple(found)}, expected {tuple(expected)}. Copy the model again."
         )
     if left is None:
         tie(model, str(path))
@@ -175,7 +175,9 @@ def _load(
         left(model, files[0])
     unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
     if unused:
-        logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0][:_BRIEF])
+        logger.warning(
+            "Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0][:_MAX_ERROR_CHARS]
+        )
     return model.eval(), sorted(report["missing_keys"])
 
 
@@ -205,7 +207,9 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
     for token in (*likely, *added):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
-    raise ModelError("the model's tokenizer has no special token but those that end a text: add one to pad with.")
+    raise ModelError(
+        "the model's tokenizer needs a padding token: all of its special tokens end a text. Add another one."
+    )
 
 
 def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:
@@ -223,8 +227,11 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
     for name in ("generation_config.json", "config.json"):
         named = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
         tokens = named if isinstance(named, list) else [] if named is None else [named]
-        if not all(type(token) is int and token <= _LARGEST_ID for token in tokens):
-            raise ModelError(f"'{directory / name}' says eos_token_id: {short(named)}, where token ids belong.")
+        if not all(type(token) is int and token <= _MAX_TOKEN_ID for token in tokens):
+            raise ModelError(
+                f"'{directory / name}' has eos_token_id: {short(named)}, but it must be a token ID or a list of "
+                "token IDs."
+            )
         ids.update(token for token in tokens if token >= 0)  # some files use -1 for none
     ids.update(token for token in (tokenizer.eos_token_id, _turn_end(tokenizer)) if token is not None)
     return tuple(sorted(int(token) for token in ids))
@@ -251,12 +258,12 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     return ids[0] if ids and ids[0] in special else None
 
 
-def _brief(error: Exception) -> str:
+def _shorten_error(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:_BRIEF] or type(error).__name__
+    return " ".join(lines[:2])[:_MAX_ERROR_CHARS] or type(error).__name__
 
 
-def tie(model: Any, path: str, files: WeightFiles | None = None) -> None:
+def tie(model: Any, path: str, files: WeightReader | None = None) -> None:
     """Tie the weights that a loaded model's configuration ties, even where its files contain both.
 
     Args:
@@ -278,6 +285,6 @@ def tie(model: Any, path: str, files: WeightFiles | None = None) -> None:
         else:
             a, b = own, shared
         if a.shape != b.shape or not torch.equal(a, b):
-            raise differing(path, name, other)
+            raise tied_weights_error(path, name, other)
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, shared)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["quiet_transformers"]
+__all__ = ["silence_transformers"]
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Run the body without progress bars and with only errors from `transformers`: other output would break a live
     display.
     """

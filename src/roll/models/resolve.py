@@ -56,10 +56,10 @@ def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | Non
         local = find_model_directory(local) or local
         check_directory(local, allow_quantized=allow_quantized)
         return local.resolve()
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists() or bool(_runs_beside(name))
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists() or bool(_sibling_runs(name))
     if looks_local or "/" not in name:
         kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
-        _refuse(
+        _raise_not_found(
             name,
             kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)",
         )
@@ -74,7 +74,7 @@ def find_model_directory(source: Path) -> Path | None:
     return model if (model / "config.json").is_file() else None
 
 
-def _runs_beside(name: str) -> list[str]:
+def _sibling_runs(name: str) -> list[str]:
     """Return the names of the runs in the parent directory of `name`; empty if `name` has no directory."""
     parent = Path(name).expanduser().parent
     return sorted(file.parent.name for file in parent.glob("*/config.yaml")) if "/" in name else []
@@ -107,18 +107,18 @@ def _download(name: str, allow_quantized: bool) -> Path:
     try:
         directory = Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
     except HFValidationError as error:
-        _refuse(name, f"is not a valid hub id: {error}")
+        _raise_not_found(name, f"is not a valid hub id: {error}")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        _refuse(name, f"is no directory on this machine, and could not be fetched from the hub ({first_line})")
+        _raise_not_found(name, f"is no directory on this machine, and could not be fetched from the hub ({first_line})")
     check_directory(directory, allow_quantized=allow_quantized)
     return directory
 
 
-def _refuse(name: str, why: str) -> NoReturn:
+def _raise_not_found(name: str, why: str) -> NoReturn:
     """Raise the error for a model that does not exist."""
     local = Path(name).expanduser()
-    runs = [run for run in _runs_beside(name) if find_model_directory(local.parent / run)]  # others have no model yet
+    runs = [run for run in _sibling_runs(name) if find_model_directory(local.parent / run)]  # others have no model yet
     hint = did_you_mean(local.name.lower(), [*CATALOGUE, *runs])
     if runs:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")

@@ -15,7 +15,7 @@ from roll.models.directory import read_json
 
 __all__ = ["check_sizes", "read_config", "text_part"]
 
-_WIDEST = 2**31 - 1
+_MAX_SIZE = 2**31 - 1
 _BOUNDS = {
     "num_hidden_layers": (1, 10_000),
     "n_layer": (1, 10_000),
@@ -23,9 +23,9 @@ _BOUNDS = {
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), (0, 2**20)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), (0, 2**20)),
     **dict.fromkeys(("n_shared_experts", "num_labels"), (0, 2**20)),
-    **dict.fromkeys(("hidden_size", "n_embd", "vocab_size", "max_position_embeddings", "n_positions"), (1, _WIDEST)),
-    **dict.fromkeys(("intermediate_size", "n_inner"), (1, _WIDEST)),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, _WIDEST)),
+    **dict.fromkeys(("hidden_size", "n_embd", "vocab_size", "max_position_embeddings", "n_positions"), (1, _MAX_SIZE)),
+    **dict.fromkeys(("intermediate_size", "n_inner"), (1, _MAX_SIZE)),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, _MAX_SIZE)),
 }
 """The smallest and the largest value by key; lists, which some families use, are checked by `transformers`."""
 
@@ -64,11 +64,14 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
             continue
         if type(value) is not int or not least <= value <= most:
             raise ModelError(
-                f"{where} says {key}: {short(value)}, where a whole number from {least} to {most:,} belongs: copy the "
+                f"{where} has {key}: {short(value)}, but it must be an integer from {least} to {most:,}: copy the "
                 "file again."
             )
     chosen = text.get("num_experts_per_tok")
     counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     experts = next((n for n in counts if isinstance(n, int)), None)
     if isinstance(chosen, int) and experts and experts > 1 and not 1 <= chosen <= experts:
-        raise ModelError(f"{where} says num_experts_per_tok: {chosen}, of {experts} experts: copy the file again.")
+        raise ModelError(
+            f"{where} has num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, {experts}: "
+            "copy the file again."
+        )

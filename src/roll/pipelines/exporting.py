@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from roll.errors import HubError, RunDirectoryError
-from roll.models import write_older_spellings
+from roll.models import write_transformers4_settings
 from roll.models.directory import check_directory, stored_tensors
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
 from roll.pipelines.model_card import model_card
@@ -53,7 +53,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary)
     if not adapter:
-        write_older_spellings(temporary)  # runs of earlier versions have only those of transformers 5
+        write_transformers4_settings(temporary)  # runs of earlier versions have only those of transformers 5
     checkpoint = find_checkpoint(source / "checkpoints") if (source / "checkpoints").is_dir() else source
     assert checkpoint is not None, "its model was found"
     (temporary / "README.md").write_text(model_card(checkpoint, target.name, adapter=adapter), encoding="utf-8")

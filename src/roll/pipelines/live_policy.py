@@ -48,7 +48,7 @@ class LivePolicy:
 
     def __post_init__(self) -> None:
         """Connect the engines to the shared devices, and let single engines go to sleep only between weight syncs."""
-        self.generation.proxy.transitions.between_syncs = self.weights.between
+        self.generation.proxy.transitions.between_syncs = self.weights.pause_pushes
         if self.devices is not None:
             self.devices.join(self.generation.proxy)
 
@@ -105,7 +105,7 @@ class LivePolicy:
         still = self.controller.updating() if self.controller else nullcontext()
         with self.run.spans.phase("sync"):
             return await self.weights.push(
-                self.run.state.policy_version, still=still, on_dead=self.generation.proxy.restore
+                self.run.state.policy_version, pause_generation=still, on_dead=self.generation.proxy.restore
             )
 
     async def push(self) -> dict[str, float]:

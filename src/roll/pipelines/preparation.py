@@ -16,7 +16,7 @@ from roll.inference import EngineSpec, engine_ahead, resolve_engine_kind
 from roll.models import (
     check_experts,
     check_linear,
-    check_rotation,
+    check_rope_scaling,
     context_length,
     load_tokenizer,
     resolve_model,
@@ -86,7 +86,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     clear = config.rollout.agent is None  # the context length of an agent does not follow from the prompts
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
-    check_rotation(model_path, max_context, "inference.max_context")
+    check_rope_scaling(model_path, max_context, "inference.max_context")
     return Prepared(
         model_path=model_path,
         tokenizer=tokenizer,

@@ -168,10 +168,10 @@ def _in_words(found: Mapping[str, Any], stage: int | None) -> Iterator[str]:
 
 
 def _idle(parallel: ParallelConfig) -> str:
-    from roll.training.parallel.order import idle_share
+    from roll.training.parallel.pipeline_schedule import bubble_fraction
 
     few, many = 2 * parallel.pp, 8 * parallel.pp
-    shares = [idle_share(num, parallel.pp, parallel.vpp) for num in (few, many)]
+    shares = [bubble_fraction(num, parallel.pp, parallel.vpp) for num in (few, many)]
     parts = f" of {parallel.vpp} parts each" if parallel.vpp > 1 else ""
     return (
         f"stages{parts} wait for each other {shares[0]:.1%} of a step of {few} micro-batches on each data share, and "

@@ -13,7 +13,7 @@ from roll.config.base import Section, expanded, option
 from roll.config.document import Document, read
 from roll.config.problems import describe, message
 from roll.errors import ConfigError, ModelError
-from roll.models import CATALOGUE, ModelDescription, cache_width, describe_config, describe_model, find_config
+from roll.models import CATALOGUE, ModelDescription, describe_config, describe_model, find_config, kv_numbers_per_token
 from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["Device", "Measured", "Model", "device", "known", "model"]
@@ -217,7 +217,7 @@ def _read_model(name: str, changed_at: int) -> Model:
     directory = find_config(name)
     has_weights = any(directory.glob("*.safetensors"))
     found = describe_model(directory) if has_weights else describe_config(directory, name)
-    return _of_description(name, found, cache_width(directory, found))
+    return _of_description(name, found, kv_numbers_per_token(directory, found))
 
 
 def _of_description(name: str, found: ModelDescription, width: int | None) -> Model:

@@ -54,7 +54,7 @@ class AdapterStates:
         self._masters = masters
         self._optimizer = optimizer
         # Initial weights are representable in the compute dtype, and every B is 0: a quarter of the masters' memory.
-        begun = masters.copies_of_weights(masters.precision.compute)
+        begun = masters.copy_weights(masters.precision.compute)
         self._initial = {name: weight for name, weight in begun.items() if ".lora_B." not in name}
         self._others: dict[str, AdapterState] = {}
 
@@ -71,7 +71,7 @@ class AdapterStates:
         if name == self.current:
             return progress
         self._others[self.current] = AdapterState(
-            weights=self._masters.copies_of_weights(),
+            weights=self._masters.copy_weights(),
             gradients=self._masters.take_gradients(),
             optimizer=self._optimizer.take_states(),
             progress=progress,

@@ -18,23 +18,23 @@ from torch import Tensor
 from roll.config.training import trims_heap
 from roll.protocols import StateKind, WeightSource
 from roll.training.adapters import AdapterStates, Progress
-from roll.training.checkpoint.state import load_state, state_of, write_entries
+from roll.training.checkpoint.state import collect_state, load_state, write_entries
 from roll.training.checkpoint.writer import StateWriter
 from roll.training.distributed import shard
-from roll.training.memory.heap import Heap, close_heap_after
-from roll.training.memory.main_memory import MainMemory
-from roll.training.memory.recompute import slice_mlps
+from roll.training.memory.activation_checkpointing import tile_mlps
+from roll.training.memory.deferred_weights import DeferredWeights
+from roll.training.memory.host_memory import HostMemory
+from roll.training.memory.malloc_trim import Heap, trim_heap_after
 from roll.training.memory.snapshots import Snapshots
-from roll.training.memory.unread import Unread
-from roll.training.network.fp8 import check_products
+from roll.training.network.fp8 import check_fp8_support
 from roll.training.network.loading import build_network
+from roll.training.network.pipeline_split import check_split, reduce_tied_gradients, split_into_stages
 from roll.training.network.policy import PolicyNetwork
-from roll.training.network.stages import add_up_tied, check_cut, cut
 from roll.training.network.value import ValueNetwork
-from roll.training.network.weights import TrainerWeights, whole
+from roll.training.network.weights import TrainerWeights, gather_weight
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.parallel.gathering import gather_first, reshard
+from roll.training.parallel.fsdp import reshard_after_forward, set_first_backward_layer
 from roll.training.passes import Passes
 from roll.training.precision import MasterWeights, Precision
 from roll.training.rank import TrainerRank
@@ -68,15 +68,15 @@ class TorchBackend(TrainerRank):
         if spec.role == "reference":
             self.precision = Precision(compute=self.precision.compute, master=self.precision.compute)
         if spec.training.fp8 != "none":
-            check_products(self.device)
+            check_fp8_support(self.device)
         self.network = self._build()
         self.model = self.network.root
         if spec.training.tiled_mlp_tokens is not None:
-            slice_mlps(self.network, spec.training.tiled_mlp_tokens)
+            tile_mlps(self.network, spec.training.tiled_mlp_tokens)
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
-        copies = self.network.cut.copies if self.network.cut is not None else ()
-        memory = MainMemory(self.device) if spec.training.offload_optimizer else None
+        copies = self.network.pipeline_split.copies if self.network.pipeline_split is not None else ()
+        memory = HostMemory(self.device) if spec.training.offload_optimizer else None
         self.masters = MasterWeights(trainable | heads, self.precision, copies, memory)
         factors = dict.fromkeys(heads, self.head_factor)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks, factors)
@@ -85,7 +85,7 @@ class TorchBackend(TrainerRank):
         self._heap: Heap | None = None
         if self.device.type == "cpu" and trims_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
-            self._heap = close_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
+            self._heap = trim_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
         self._writer = StateWriter(self.ranks)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
 
@@ -95,12 +95,12 @@ class TorchBackend(TrainerRank):
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
         in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # weights to quantize are read whole
-        unread = Unread()
+        unread = DeferredWeights()
         network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:
-            with unread.lent():
-                check_cut(network, ranks.stage)
-            cut(network, ranks.stage, ranks.share, dtype)
+            with unread.materialized():
+                check_split(network, ranks.stage)
+            split_into_stages(network, ranks.stage, ranks.share, dtype)
         for tensor in (*network.parameters(), *network.buffers()):
             if not tensor.is_meta:
                 tensor.data = tensor.data.to(self.device)
@@ -115,7 +115,9 @@ class TorchBackend(TrainerRank):
 
     def save(self, path: Path, *, background: bool = False) -> None:
         self._writer.finish()
-        state = state_of(self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases)
+        state = collect_state(
+            self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases
+        )
         if background:
             self._writer.begin(path, state)
         else:
@@ -133,12 +135,12 @@ class TorchBackend(TrainerRank):
 
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         self._check_trained("keeps no snapshots")
-        reshard(self.network)
+        reshard_after_forward(self.network)
         self._snapshots.keep(version, versions)
 
-    def _using(self, version: int) -> AbstractContextManager[None]:
-        reshard(self.network)
-        return self._snapshots.using(version)
+    def _with_snapshot(self, version: int) -> AbstractContextManager[None]:
+        reshard_after_forward(self.network)
+        return self._snapshots.activate(version)
 
     @cached_property
     def _snapshots(self) -> Snapshots:
@@ -153,7 +155,7 @@ class TorchBackend(TrainerRank):
             super().use_adapter(name)
             return
         self._check_trained("has no adapters")
-        reshard(self.network)
+        reshard_after_forward(self.network)
         now = Progress(
             num_steps=self.num_steps,
             num_nonfinite=self.num_nonfinite,
@@ -173,8 +175,8 @@ class TorchBackend(TrainerRank):
         self.placement.onload(states)
 
     def _read(self, name: str) -> Tensor:
-        own, part = dict(self.model.named_parameters()), self.network.cut
-        return own[name] if part is None else part.brought(name, whole(part.all_tensors(own)[name]))
+        own, part = dict(self.model.named_parameters()), self.network.pipeline_split
+        return own[name] if part is None else part.send_to_first(name, gather_weight(part.all_tensors(own)[name]))
 
     def _load(self, path: Path) -> dict[str, int]:
         parts = self.masters, self.optimizer, self._counters(), self.ranks, self._randomness
@@ -196,20 +198,22 @@ class TorchBackend(TrainerRank):
         self.masters.scale_grads(scale)
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
-        part = self.network.cut
+        part = self.network.pipeline_split
         if part is not None and part.stage.num_chunks > 1:
-            gather_first(self.network, self.network.decoder.layers[part.layers[part.stage.chunk][-1]])
+            set_first_backward_layer(
+                self.network, self.network.decoder.layers[part.layers[part.stage.active_index][-1]]
+            )
         super()._backward(loss, last=last)
 
     def _grad_norm(self) -> float:
-        if self.network.cut is not None:
-            add_up_tied(self.network.cut, self.masters)
+        if self.network.pipeline_split is not None:
+            reduce_tied_gradients(self.network.pipeline_split, self.masters)
         return self.optimizer.grad_norm()
 
     def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
         self.optimizer.step(rate, grad_norm, params)
         if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
             assert self.network.routing is not None
-            self.network.routing.move_biases(self.spec.training.router_bias_rate)
+            self.network.routing.update_biases(self.spec.training.router_bias_rate)
         if self._heap is not None:
-            self._heap.close_holes(beyond_now=True)  # generation or gathering of whole weights follows
+            self._heap.trim_if_fragmented(beyond_now=True)  # generation or gathering of whole weights follows

@@ -27,7 +27,7 @@ from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
 from roll.models import decoder_of
 from roll.training.parallel.experts import divide_experts
-from roll.training.parallel.gathering import share_ends, share_weights
+from roll.training.parallel.fsdp import fully_shard_module, shard_embeddings
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import divide, replicate
 from roll.training.parallel.tokens import WHOLE, TokenShare
@@ -39,8 +39,8 @@ __all__ = [
     "MESH_DIMS",
     "MeshSizes",
     "Ranks",
-    "combine",
     "default_num_threads",
+    "merge_metrics",
     "mesh_sizes",
     "pick_device",
     "shard",
@@ -80,15 +80,15 @@ def pick_device(spec: TrainerSpec) -> torch.device:
     index = spec.rank % spec.node_ranks if visible > 1 else 0
     if index >= visible:
         raise PlacementError(
-            f"trainer rank {spec.rank} finds no {kind} device for itself: {spec.node_ranks} ranks share this "
-            f"machine, which shows {visible}. Shorten cluster.device_mapping.actor_train."
+            f"trainer rank {spec.rank} has no {kind} device: {spec.node_ranks} ranks share this "
+            f"machine, which has {visible}. Shorten cluster.device_mapping.actor_train."
         )
     device = torch.device(kind, index)
     torch.accelerator.set_device_index(index)
     return device
 
 
-def combine(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]) -> None:
+def merge_metrics(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]) -> None:
     """Merge `new` into `found`, in place; `both` combines two values of one name."""
     for name, value in new.items():
         found[name] = both(found[name], value) if name in found else value
@@ -138,7 +138,9 @@ class Ranks:
         sizes = mesh_sizes(self.size, spec.training.parallel)
         if not dist.is_initialized():
             if spec.init_method is None:
-                raise PlacementError(f"a trainer of {self.size} ranks needs an init_method where its ranks can meet")
+                raise PlacementError(
+                    f"a trainer of {self.size} ranks needs an init_method for the rendezvous of its ranks"
+                )
             dist.init_process_group(
                 "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{_collectives(device)}",
                 init_method=spec.init_method,
@@ -147,7 +149,7 @@ class Ranks:
                 timeout=_TIMEOUT,
             )
         if sizes.pp > 1:
-            self.stage = self._own_stage(sizes.pp, spec.training.parallel.vpp)
+            self.stage = self._build_stage(sizes.pp, spec.training.parallel.vpp)
         if self.size == sizes.pp:
             return
         by_samples = init_device_mesh(device.type, sizes, mesh_dim_names=MeshSizes._fields)
@@ -162,7 +164,7 @@ class Ranks:
         groups = {name: by_samples.get_group(name) for name, size in (("tp", sizes.tp), ("cp", sizes.cp)) if size > 1}
         self.share = TokenShare(**groups)
 
-    def _own_stage(self, count: int, num_chunks: int) -> Stage:
+    def _build_stage(self, count: int, num_chunks: int) -> Stage:
         """Create the process groups of all stages and return this rank's stage.
 
         Stages are the outermost dimension, because the least data passes between them.
@@ -196,7 +198,7 @@ class Ranks:
     def weights_mesh(self) -> DeviceMesh:
         """The mesh over which FSDP2 shards weights, including the replicas if there are several."""
         assert self.mesh is not None
-        return _without_copies(self.mesh, "shards")
+        return _use_memcpy_gather(self.mesh, "shards")
 
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
         """Sum a scalar over the ranks that hold different parts of the weights, of all stages.
@@ -216,7 +218,7 @@ class Ranks:
         """Reduce scalars by name over all shares of the batch with `both`. A rank without work may lack names."""
         result: dict[str, float] = {}
         for part in self.gather({name: float(value) for name, value in values.items()}):
-            combine(result, part, both)
+            merge_metrics(result, part, both)
         return result
 
     def gather(self, value: Any) -> list[Any]:
@@ -227,13 +229,13 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._data.get_group())
         return values
 
-    def by_stage(self, value: Any) -> list[Any]:
+    def gather_stages(self, value: Any) -> list[Any]:
         """Gather the plain value of every stage of this rank's share, on each of these stages."""
         return [value] if self.stage is None else self.stage.gather(value)
 
-    def of_all_stages(self, values: Mapping[str, T]) -> dict[str, T]:
+    def merge_stages(self, values: Mapping[str, T]) -> dict[str, T]:
         """Merge the values of all stages by name."""
-        return {name: value for part in self.by_stage(dict(values)) for name, value in part.items()}
+        return {name: value for part in self.gather_stages(dict(values)) for name, value in part.items()}
 
     def close(self) -> None:
         """Leave the process group."""
@@ -245,7 +247,7 @@ def _collectives(device: torch.device) -> str:
     return dist.Backend.default_device_backend_map.get(device.type, "nccl")
 
 
-def _without_copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
+def _use_memcpy_gather(mesh: DeviceMesh, shards: str) -> DeviceMesh:
     """Return the mesh over which FSDP2 shards weights: `shards`, and the replicas if there are several."""
     return mesh[("dp_replicate", shards) if mesh["dp_replicate"].size() > 1 else (shards,)]
 
@@ -268,8 +270,8 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     for parameter in (*network.root.parameters(), *getattr(network, "heads", {}).values()):
         parameter.data = parameter.data.to(precision.master)
     network.share = ranks.share
-    frozen = getattr(network, "frozen", ())  # frozen models stay in the compute dtype
-    experts = _divided_experts(network, frozen, ranks)
+    frozen = getattr(network, "frozen_models", ())  # frozen models stay in the compute dtype
+    experts = _divide_all_experts(network, frozen, ranks)
     if ranks.share.tp is not None:
         by_matrix = ranks.mesh["tp"]
         divide(network.root, network.decoder, network.projection, by_matrix)
@@ -282,23 +284,23 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
             for module in layer.modules():
                 if module in experts:
                     _shard_experts(module, ranks.experts_mesh, policy)
-            share_weights(layer, ranks.weights_mesh, policy)
-    share_ends(network.decoder, network.projection, ranks.weights_mesh, policy)
+            fully_shard_module(layer, ranks.weights_mesh, policy)
+    shard_embeddings(network.decoder, network.projection, ranks.weights_mesh, policy)
     for model in frozen:
-        share_ends(decoder_of(model), model.get_output_embeddings(), ranks.weights_mesh, policy)
-    share_weights(network, ranks.weights_mesh, policy)
+        shard_embeddings(decoder_of(model), model.get_output_embeddings(), ranks.weights_mesh, policy)
+    fully_shard_module(network, ranks.weights_mesh, policy)
 
 
-def _divided_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[nn.Module]:
+def _divide_all_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[nn.Module]:
     """Divide the experts of a network and of its frozen models over `ep`, and return all of these modules."""
     if ranks.experts_mesh is None:
         return set()
     mesh = ranks.experts_mesh["ep"]
     own = set(divide_experts(network.root, mesh).values())
-    if not any(ranks.by_stage(bool(own))):
+    if not any(ranks.gather_stages(bool(own))):
         raise ModelError(
             f"training.parallel.ep is {mesh.size()}, but {type(network.decoder).__name__} has no experts that "
-            "could be divided: set ep to 1"
+            "can be divided: set ep to 1"
         )
     return own.union(*(divide_experts(model, mesh).values() for model in frozen))
 
@@ -315,7 +317,7 @@ def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrec
         count, width = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape[:2]
         return Shard(1) if count % size and width % size == 0 else None
 
-    share_weights(module, _without_copies(mesh, "efsdp"), replace(policy, cast_forward_inputs=False), dim)
+    fully_shard_module(module, _use_memcpy_gather(mesh, "efsdp"), replace(policy, cast_forward_inputs=False), dim)
 
 
 def _layers(decoder: Any) -> Any:

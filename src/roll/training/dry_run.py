@@ -35,21 +35,21 @@ from roll.models import read_config
 from roll.training.distributed import Ranks, shard
 from roll.training.experts import expert_outputs
 from roll.training.network.loading import build_network
-from roll.training.network.stages import cut
+from roll.training.network.pipeline_split import split_into_stages
 from roll.training.network.weights import persistent_buffers
-from roll.training.parallel.collectives import exchange_rows
-from roll.training.parallel.experts import _added
+from roll.training.parallel.collectives import all_to_all_rows
+from roll.training.parallel.experts import _scatter_add
 from roll.training.parallel.pipeline import Stage
-from roll.training.parallel.tensor import own
+from roll.training.parallel.tensor import local_part
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 from roll.types import LossOutputs, Needs, TrainingBatch
 
-__all__ = ["DryRun", "Traffic", "dry_run"]
+__all__ = ["Collective", "DryRun", "dry_run"]
 
 
-class Traffic(NamedTuple):
+class Collective(NamedTuple):
     """A kind of collective within a group of ranks."""
 
     operation: str
@@ -72,9 +72,9 @@ class DryRun:
     """Peak memory in bytes, including all of the above."""
     host: int
     """Peak bytes of offloaded tensors in host memory, which the other numbers do not include."""
-    counts: Mapping[Traffic, int]
+    counts: Mapping[Collective, int]
     """The number of collectives of each kind in a step."""
-    bytes: Mapping[Traffic, int]
+    bytes: Mapping[Collective, int]
     """The bytes of each kind of collective: the sum of the larger of input and output."""
     layers: tuple[range, ...]
     """The layers of the rank's stage, by part; empty without pipeline stages."""
@@ -112,9 +112,9 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
     if dist.is_initialized():
         raise RuntimeError("a dry run needs a process of its own: this one is in a process group")
     dist.init_process_group("fake", store=FakeStore(), rank=spec.rank, world_size=spec.world_size)
-    watch = _Watch()
+    watch = _MemoryTracker()
     try:
-        with _stand_ins(watch), watch:
+        with _patched_for_dry_run(watch), watch:
             backend = TorchBackend(spec)
             between = watch.live
             watch.begin()
@@ -127,7 +127,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
                 host=watch.most_on_host,
                 counts=watch.counts,
                 bytes=watch.bytes,
-                layers=() if backend.network.cut is None else backend.network.cut.layers,
+                layers=() if backend.network.pipeline_split is None else backend.network.pipeline_split.layers,
             )
             del backend
     finally:
@@ -151,40 +151,40 @@ class _Ranks(Ranks):
     def gather(self, value: Any) -> list[Any]:
         return [value] * self.data_size
 
-    def by_stage(self, value: Any) -> list[Any]:
+    def gather_stages(self, value: Any) -> list[Any]:
         return [value]
 
 
 @contextlib.contextmanager
-def _stand_ins(watch: _Watch) -> Iterator[None]:
+def _patched_for_dry_run(watch: _MemoryTracker) -> Iterator[None]:
     """Replace code that reads numbers, or that would treat the fake device as a host instead of an accelerator."""
     resize = torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         result = resize(storage, size)
-        watch.resized(storage)
+        watch.on_resize(storage)
         return result
 
     instead: dict[str, Any] = {
         "torch.UntypedStorage.resize_": resized,
-        "roll.training.memory.main_memory.MainMemory.away": lambda _, tensor: watch.copied(tensor, on_host=True),
-        "roll.training.memory.main_memory.MainMemory.back": lambda _, tensor: watch.copied(tensor, on_host=False),
+        "roll.training.memory.host_memory.HostMemory.to_host": lambda _, tensor: watch.copy(tensor, on_host=True),
+        "roll.training.memory.host_memory.HostMemory.to_device": lambda _, tensor: watch.copy(tensor, on_host=False),
         "roll.training.rank.Ranks": _Ranks,
-        "roll.training.backend.build_network": _skeleton,
-        "roll.training.backend.Unread": _Unread,
-        "roll.training.backend.check_cut": lambda *args: None,
-        "roll.training.backend.check_products": lambda *args: None,
-        "roll.training.backend.cut": _cut,
-        "roll.training.backend.shard": _sharded,
+        "roll.training.backend.build_network": _build_meta_network,
+        "roll.training.backend.DeferredWeights": _MetaWeights,
+        "roll.training.backend.check_split": lambda *args: None,
+        "roll.training.backend.check_fp8_support": lambda *args: None,
+        "roll.training.backend.split_into_stages": _split_on_meta,
+        "roll.training.backend.shard": _shard_on_meta,
         "roll.training.attention.packed.varlen_supported": lambda device, dtype: True,
         "roll.training.network.logprobs.native": lambda: None,
         "roll.training.network.logprobs.has_small_cache": lambda device: False,
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
-        "roll.training.experts._products": _grouped,
-        "roll.training.parallel.experts._dispatched": _evenly,
+        "roll.training.experts._grouped_matmul": _grouped_mm_shape,
+        "roll.training.parallel.experts._dispatch_forward": _balanced_routing,
         "roll.training.passes.loss_inputs": lambda layout, batch, predicted, counts, attention: predicted,
         "roll.training.passes.collect": lambda *args: None,
-        "roll.training.network.routing.Routing._take": lambda *args: None,
+        "roll.training.network.routing.Routing._count_choice": lambda *args: None,
         "roll.training.network.routing.Routing.load": lambda *args: None,
         "roll.training.network.routing.Routing.metrics": lambda *args: {},
     }
@@ -195,29 +195,29 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         yield
 
 
-class _Unread:
+class _MetaWeights:
     """A stand-in for weights that are not in any file."""
 
     @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
+    def materialized(self) -> Iterator[None]:
         yield
 
     def fill(self, network: torch.nn.Module, device: torch.device) -> None:
-        _give_memory(network, device)
+        _allocate(network, device)
 
 
-def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
+def _build_meta_network(spec: TrainerSpec, dtype: torch.dtype, unread: _MetaWeights | None = None) -> Any:
     """Build the network of a role on the meta device."""
-    bare = mock.patch("roll.training.network.loading.load_causal_lm", _bare)
+    bare = mock.patch("roll.training.network.loading.load_causal_lm", _load_on_meta)
     with unset_fake_temporarily(), torch.device("meta"), bare:
         network = build_network(spec, dtype).to("meta")  # adapters are initialized with numbers
     if unread is None:
-        _give_memory(network, torch.device("cpu"))
+        _allocate(network, torch.device("cpu"))
         vars(network)["to"] = lambda device: network  # a fake tensor cannot replace itself
     return network
 
 
-def _give_memory(network: torch.nn.Module, device: torch.device) -> None:
+def _allocate(network: torch.nn.Module, device: torch.device) -> None:
     """Allocate a network on a device, without numbers; tied parameters stay tied."""
     places = [(module, name, own) for module in network.modules() for name, own in module._parameters.items()]
     network.to_empty(device=device)
@@ -226,7 +226,7 @@ def _give_memory(network: torch.nn.Module, device: torch.device) -> None:
         module._parameters[name] = made.setdefault(before, module._parameters[name])
 
 
-def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
+def _load_on_meta(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     read_config(Path(path))
@@ -236,12 +236,12 @@ def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: b
     ).eval()
 
 
-def _grouped(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
+def _grouped_mm_shape(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
     matrices = weight if transposed else weight.transpose(1, 2)
     return functional.grouped_mm(x.to(weight.dtype), matrices, offs=counts.to(torch.int32))
 
 
-def _evenly(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return a `forward` in which all ranks' experts are chosen equally often, by as many different tokens as
     possible.
     """
@@ -250,18 +250,18 @@ def _evenly(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tens
         (length, num_chosen), size = chosen.shape, group.size()
         splits = [math.ceil(length * min(size, num_chosen) / size)] * size
         token = torch.arange(sum(splits)) % length
-        rows, row_weights, mine = (exchange_rows(x[token], splits, splits, group) for x in (states, weights, chosen))
+        rows, row_weights, mine = (all_to_all_rows(x[token], splits, splits, group) for x in (states, weights, chosen))
         row = torch.arange(length * num_chosen) % len(rows)
-        parameters = {name: own(getattr(experts, name)) for name in experts._parameters}
+        parameters = {name: local_part(getattr(experts, name)) for name in experts._parameters}
         found = expert_outputs(experts, parameters, rows, row, mine[row, 0], row_weights[row, 0])
-        sums = _added(len(rows), [found], [row]).to(states.dtype)
-        back = exchange_rows(sums, splits, splits, group)
-        return _added(length, back.split(splits), token.split(splits)).to(states.dtype)
+        sums = _scatter_add(len(rows), [found], [row]).to(states.dtype)
+        back = all_to_all_rows(sums, splits, splits, group)
+        return _scatter_add(length, back.split(splits), token.split(splits)).to(states.dtype)
 
     return forward
 
 
-def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+def _split_on_meta(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
     names = {*dict(network.root.named_parameters()), *persistent_buffers(network.root)}
     tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
 
@@ -274,23 +274,23 @@ def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> N
         return others
 
     with unset_fake_temporarily(), mock.patch.object(stage, "gather", held):
-        cut(network, stage, share, dtype)
+        split_into_stages(network, stage, share, dtype)
 
 
-def _sharded(network: Any, ranks: Ranks, precision: Precision) -> None:
+def _shard_on_meta(network: Any, ranks: Ranks, precision: Precision) -> None:
     with unset_fake_temporarily():
         shard(network, ranks, precision)
 
 
-class _Watch(TorchDispatchMode):
+class _MemoryTracker(TorchDispatchMode):
     """Counts the bytes of all live storages, and the collectives."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
-        self.counts: Counter[Traffic] = Counter()
-        self.bytes: Counter[Traffic] = Counter()
+        self.counts: Counter[Collective] = Counter()
+        self.bytes: Counter[Collective] = Counter()
         self.on_host = 0
         self.most_on_host = 0
         self._sizes: dict[int, int] = {}
@@ -300,30 +300,30 @@ class _Watch(TorchDispatchMode):
         """Whether new tensors are in host memory; by default, if all operands are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        on_host = self._is_of_host((args, kwargs)) if self._placed is None else self._placed
+        on_host = self._is_on_host((args, kwargs)) if self._placed is None else self._placed
         result = func(*args, **(kwargs or {}))
-        for tensor in _plain(result):
-            self._hold(tensor.untyped_storage(), on_host)
+        for tensor in _plain_tensors(result):
+            self._track(tensor.untyped_storage(), on_host)
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("c10d", "_c10d_functional") and "wait" not in name:
-            self._note(name, (args, kwargs, result))
+            self._record_collective(name, (args, kwargs, result))
         return result
 
-    def _is_of_host(self, operands: Any) -> bool:
+    def _is_on_host(self, operands: Any) -> bool:
         """Return whether all tensors that an operation takes are in host memory."""
         if not self._on_host:  # the common case; checking all tensors would take a quarter of the time
             return False
-        storages = [tensor.untyped_storage()._cdata for tensor in _plain(operands)]
+        storages = [tensor.untyped_storage()._cdata for tensor in _plain_tensors(operands)]
         return bool(storages) and self._on_host.issuperset(storages)
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
+    def on_resize(self, storage: torch.UntypedStorage) -> None:
         """Update the size of a storage that was resized: FSDP frees gathered weights this way."""
         before = self._sizes.get(storage._cdata)
         if before is not None:
             self._sizes[storage._cdata] = storage.nbytes()
             self._grow(storage.nbytes() - before, storage._cdata in self._on_host)
 
-    def copied(self, tensor: Tensor, *, on_host: bool) -> Tensor:
+    def copy(self, tensor: Tensor, *, on_host: bool) -> Tensor:
         """Copy a tensor to host memory, or to the device."""
         self._placed = on_host
         try:
@@ -331,16 +331,16 @@ class _Watch(TorchDispatchMode):
         finally:
             self._placed = None
 
-    def _hold(self, storage: torch.UntypedStorage, on_host: bool) -> None:
+    def _track(self, storage: torch.UntypedStorage, on_host: bool) -> None:
         key = storage._cdata
         if key not in self._sizes:
             self._sizes[key] = storage.nbytes()
             if on_host:
                 self._on_host.add(key)
             self._grow(storage.nbytes(), on_host)
-            weakref.finalize(storage, self._forget, key)
+            weakref.finalize(storage, self._untrack, key)
 
-    def _forget(self, key: int) -> None:
+    def _untrack(self, key: int) -> None:
         self._grow(-self._sizes.pop(key), key in self._on_host)
         self._on_host.discard(key)
 
@@ -358,11 +358,11 @@ class _Watch(TorchDispatchMode):
         self.counts.clear()
         self.bytes.clear()
 
-    def _note(self, name: str, everything: Any) -> None:
+    def _record_collective(self, name: str, everything: Any) -> None:
         leaves = tree_leaves(everything)
-        group = next(found for leaf in leaves if (found := _group(leaf)) is not None)
+        group = next(found for leaf in leaves if (found := _find_group(leaf)) is not None)
         sizes = [tensor.numel() * tensor.element_size() for tensor in leaves if isinstance(tensor, Tensor)]
-        kind = Traffic(_NAMES.get(name, name.strip("_")), _name(group), group.size())
+        kind = Collective(_NAMES.get(name, name.strip("_")), _name(group), group.size())
         self.counts[kind] += 1
         self.bytes[kind] += max(sizes, default=0)
 
@@ -379,13 +379,13 @@ _NAMES = {
 }
 
 
-def _plain(tree: Any) -> list[Tensor]:
+def _plain_tensors(tree: Any) -> list[Tensor]:
     """Return the tensors of a tree that have memory of their own."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type != "meta"]
 
 
-def _group(leaf: Any) -> ProcessGroup | None:
+def _find_group(leaf: Any) -> ProcessGroup | None:
     """Return the process group that an argument of a collective is, or names."""
     if isinstance(leaf, torch.ScriptObject):
         with contextlib.suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""The experts of a mixture: each expert processes all tokens that its router assigned to it, in one product.
+"""MoE layers: each expert processes all tokens that its router assigned to it, in one product.
 
     pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["expert_outputs", "find_experts", "group_products"]
+__all__ = ["expert_outputs", "find_experts", "use_grouped_gemm"]
 
 
 def find_experts(model: nn.Module) -> dict[str, Any]:
@@ -24,10 +24,10 @@ def find_experts(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if _is_known(module)}
 
 
-def group_products(model: nn.Module) -> None:
+def use_grouped_gemm(model: nn.Module) -> None:
     """Make a model's experts compute with `expert_outputs`."""
     for module in find_experts(model).values():
-        module.forward = _grouped(module)
+        module.forward = _grouped_forward(module)
 
 
 def expert_outputs(
@@ -49,7 +49,7 @@ def expert_outputs(
     counts = torch.bincount(chosen, minlength=len(parameters["down_proj"]))
 
     def through(x: Tensor, name: str) -> Tensor:
-        found = _products(x, parameters[name], counts, transposed=experts.is_transposed)
+        found = _grouped_matmul(x, parameters[name], counts, transposed=experts.is_transposed)
         return found + parameters[f"{name}_bias"][sorted_experts] if experts.has_bias else found
 
     x = states[rows[by_expert]]
@@ -68,7 +68,7 @@ def _is_known(module: Any) -> bool:
     return set(module._parameters) == wanted and all(len(p) == count for p in module._parameters.values())
 
 
-def _grouped(experts: Any) -> Any:
+def _grouped_forward(experts: Any) -> Any:
     def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         parameters = {name: getattr(experts, name) for name in experts._parameters}
         (length, num_chosen), width = chosen.shape, states.shape[-1]
@@ -79,7 +79,7 @@ def _grouped(experts: Any) -> Any:
     return forward
 
 
-def _products(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
+def _grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
     """Multiply rows [P, in] by expert matrices; return [P, out]. The first `counts[0]` rows use the first matrix, and
     so on.
 
@@ -93,7 +93,7 @@ def _products(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) ->
     if _has_kernel(weight):
         matrices = weight if transposed else weight.transpose(1, 2)
         return functional.grouped_mm(x, matrices, offs=counts.cumsum(0).to(torch.int32))
-    found = _OneByOne.apply(x, weight, counts.tolist(), transposed)
+    found = _MatmulPerExpert.apply(x, weight, counts.tolist(), transposed)
     assert isinstance(found, Tensor)
     return found
 
@@ -110,7 +110,7 @@ def _has_kernel(weight: Tensor) -> bool:
     return all(width * weight.element_size() % 16 == 0 for width in weight.shape[1:])
 
 
-class _OneByOne(torch.autograd.Function):
+class _MatmulPerExpert(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, counts: list[int], transposed: bool) -> Tensor:
         ctx.save_for_backward(x, weight)

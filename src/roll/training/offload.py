@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
     """Return whether the device is a CPU, whose states are in host memory already."""
     if device.type == "cpu":
-        logger.debug("nothing to offload: %s are in main memory already", ", ".join(states))
+        logger.debug("nothing to offload: %s are in host memory already", ", ".join(states))
     return device.type == "cpu"
 
 

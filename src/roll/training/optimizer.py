@@ -1,6 +1,6 @@
 """AdamW over each rank's part of the master weights, with clipping by the global norm.
 
-`training.optimizer` selects 8-bit moments for large weights (`eight_bit`). All other moments are PyTorch's, by default
+`training.optimizer` selects 8-bit moments for large weights (`adamw_8bit`). All other moments are PyTorch's, by default
 those of all weights.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from roll.config.training import TrainingConfig
 from roll.training.distributed import Ranks
-from roll.training.memory.eight_bit import AdamWConstants, is_in_8_bits, new_moments, update
+from roll.training.memory.adamw_8bit import AdamWConstants, new_moments, update, uses_8_bits
 from roll.training.precision import MasterWeights
 from roll.types import OptimParams
 
@@ -59,7 +59,7 @@ class Optimizer:
         self._locals: dict[str, nn.Parameter] = {}
         self._adamw: torch.optim.AdamW
         in_8_bits = config.optimizer == "adamw_8bit"
-        self._small = {n: 0 for n, p in weights.parameters.items() if in_8_bits and is_in_8_bits(p.shape)}
+        self._small = {n: 0 for n, p in weights.parameters.items() if in_8_bits and uses_8_bits(p.shape)}
         """The number of updates of each weight with 8-bit moments, by name."""
         self._small_moments: dict[str, Mapping[str, Tensor]] = {}
         self.bind()
@@ -102,7 +102,7 @@ class Optimizer:
         for name in self._locals:
             if (grad := self._weights.grad(name)) is not None and name not in self._weights.copies:
                 grads[self._weights.is_divided(name)].append(grad)
-        squares = (_squares(grads[divided]).to(self._ranks.device) for divided in (True, False))
+        squares = (_sum_of_squares(grads[divided]).to(self._ranks.device) for divided in (True, False))
         return math.sqrt(self._ranks.sum(*squares))
 
     @torch.no_grad()
@@ -207,7 +207,7 @@ class Optimizer:
                 state.update({key: state[key].to(device) for key in _STATES.values()})
 
 
-def _squares(tensors: list[Tensor]) -> Tensor:
+def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
     return torch.stack(torch._foreach_norm(tensors)).double().square().sum()

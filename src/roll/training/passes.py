@@ -5,7 +5,7 @@
             -> collected by sample, reduced over the ranks
 
 If a rank has one stage of the layers, several micro-batches are in flight at once, in different parts of it
-(`parallel.order`), and their outputs come from the last part.
+(`parallel.pipeline_schedule`), and their outputs come from the last model chunk.
 
 The back-end shards the weights, reduces the gradients and updates the weights. Every rank runs the same number of
 micro-batches, and every one of them backpropagates through the same outputs of the network.
@@ -26,21 +26,27 @@ from torch import Tensor
 
 from roll.errors import ModelError, UnsupportedError, short
 from roll.protocols import LossFn
-from roll.training.attention.maps import MapObserver, observed_layers
-from roll.training.distributed import Ranks, combine
-from roll.training.memory.saved import SavedTensors
-from roll.training.network.by_sample import collect, collect_top, complete, deal_in_order, merged
+from roll.training.attention.maps import MapObserver, select_observed_layers
+from roll.training.distributed import Ranks, merge_metrics
+from roll.training.memory.activation_offload import ActivationOffload
 from roll.training.network.distributions import Predictions
-from roll.training.network.lora import adapters_off
+from roll.training.network.lora import adapters_disabled
 from roll.training.network.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.routing import Routing
+from roll.training.network.sample_outputs import (
+    collect,
+    collect_topk,
+    fill_missing_outputs,
+    merge_outputs,
+    order_outputs,
+)
 from roll.training.network.value import ValueNetwork
 from roll.training.packing.blocks import Block
-from roll.training.packing.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
+from roll.training.packing.layout import Int64Array, PackedLayout, build_layout, idle_layout, pad_layout
 from roll.training.packing.micro_batches import pack, pack_by_teacher
-from roll.training.parallel.gathering import reshard
-from roll.training.parallel.order import Work, order
+from roll.training.parallel.fsdp import reshard_after_forward
+from roll.training.parallel.pipeline_schedule import Action, schedule
 from roll.training.randomness import Randomness
 from roll.training.spec import TrainerSpec
 from roll.types import (
@@ -75,7 +81,7 @@ class Backward(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class _Found:
+class _Results:
     """The accumulated results of one rank's micro-batches."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -112,7 +118,7 @@ class Passes:
         self._device = device
         self._randomness = randomness
         self._call = call or network
-        self._saved = SavedTensors(network, device) if spec.training.offload_activations else None
+        self._saved = ActivationOffload(network, device) if spec.training.offload_activations else None
 
     def losses(
         self,
@@ -149,17 +155,17 @@ class Passes:
             routing.clear()
             if backward is not None and routing.aux_coefficient:
                 self._count_choices(routing, share, batch.temperature)
-        found, waiting = _Found(), dict[tuple[int, int], Any]()
-        for work in self._works(len(share), backward=backward is not None):
+        found, waiting = _Results(), dict[tuple[int, int], Any]()
+        for work in self._actions(len(share), backward=backward is not None):
             place = work.chunk, work.micro_batch
-            if work.forward:
+            if work.is_forward:
                 waiting[place] = self._loss(share[work.micro_batch], batch, loss, counts, found)
                 continue
             assert backward is not None
             is_last = last and place == (0, len(share) - 1)
             own, go_back = waiting.pop(place), functools.partial(backward, last=is_last)
             if stage is not None:
-                stage.go_back(own, go_back)
+                stage.backward(own, go_back)
             else:
                 go_back(own)
         return self._result(batch, found)
@@ -170,7 +176,7 @@ class Passes:
         batch: TrainingBatch,
         loss: LossFn,
         counts: BatchCounts,
-        found: _Found,
+        found: _Results,
     ) -> Tensor | None:
         """Compute the loss of a micro-batch and add its results to `found`; return `None` where the active part has no
         loss.
@@ -184,22 +190,22 @@ class Passes:
         if predicted.hidden is not None:
             return None
         if not layout.spans:
-            return _nothing_of(predicted)
+            return _zero_loss(predicted)
         attention = observer.results() if observer is not None else None
         outputs = loss(loss_inputs(layout, batch, predicted, counts, attention))
-        combine(found.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
-        combine(found.maxima, outputs.maxima, torch.maximum)
+        merge_metrics(found.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
+        merge_metrics(found.maxima, outputs.maxima, torch.maximum)
         if predicted.logprobs is not None:
             collect(found.logprobs, layout, batch, predicted.logprobs)
         found.num_tokens += layout.num_tokens
         return outputs.loss
 
-    def _result(self, batch: TrainingBatch, found: _Found) -> ForwardBackwardResult:
+    def _result(self, batch: TrainingBatch, found: _Results) -> ForwardBackwardResult:
         """Combine the results of all ranks' micro-batches, which the last stage has."""
         ranks, routing = self._ranks, self._routing
         metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
-        logprobs, num_tokens = merged(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
-        metrics, maxima, logprobs, num_tokens = ranks.by_stage((metrics, maxima, logprobs, num_tokens))[-1]
+        logprobs, num_tokens = merge_outputs(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
+        metrics, maxima, logprobs, num_tokens = ranks.gather_stages((metrics, maxima, logprobs, num_tokens))[-1]
         if routing is not None:
             metrics |= routing.metrics(self._loads(routing))
         return ForwardBackwardResult(
@@ -208,7 +214,7 @@ class Passes:
             num_loss_tokens=batch.num_loss_tokens,
             metrics=metrics,
             maxima=maxima,
-            logprobs=tuple(deal_in_order(logprobs, batch)) if "logprobs" in self._network.outputs else (),
+            logprobs=tuple(order_outputs(logprobs, batch)) if "logprobs" in self._network.outputs else (),
         )
 
     @torch.no_grad()
@@ -230,10 +236,10 @@ class Passes:
         routing = self._routing
         self._check_tokens(batch)
         self._network.eval()
-        root, in_stages = self._network.root, self._network.cut is not None
-        with contextlib.nullcontext() if options.adapter else adapters_off(root, elsewhere=in_stages):
+        root, in_stages = self._network.root, self._network.pipeline_split is not None
+        with contextlib.nullcontext() if options.adapter else adapters_disabled(root, elsewhere=in_stages):
             share = self._share(batch.samples, every_token=every_token, needs=needs)
-            for work in self._works(len(share), backward=False):
+            for work in self._actions(len(share), backward=False):
                 blocks = share[work.micro_batch][1]
                 layout = self._layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
@@ -242,19 +248,19 @@ class Passes:
                     if name in found and tensor is not None:
                         collect(found[name], layout, batch, tensor)
                 if predicted.top_ids is not None:
-                    collect_top(found["top_logprobs"], layout, batch, predicted)
+                    collect_topk(found["top_logprobs"], layout, batch, predicted)
                 if routing is not None and "experts" in found:
-                    routing.by_sample(found["experts"], blocks, batch, self._ranks.share)
+                    routing.collect_choices(found["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
                     found["attention"] |= observer.results()
         parts = self._ranks.gather(found)
-        stages = self._ranks.by_stage({name: merged([part[name] for part in parts]) for name in found})
+        stages = self._ranks.gather_stages({name: merge_outputs([part[name] for part in parts]) for name in found})
         if "experts" in found:  # each stage has the choices of its own layers
             stages[-1]["experts"] = {
                 i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
             }
-        said: dict[Output, list[Any]] = {name: deal_in_order(stages[-1][name], batch) for name in found}
-        complete(said, batch, every_token=every_token, num_top=top)
+        said: dict[Output, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in found}
+        fill_missing_outputs(said, batch, every_token=every_token, num_top=top)
         return said
 
     @torch.no_grad()
@@ -267,24 +273,26 @@ class Passes:
         """
         was_training = self._network.training
         self._network.eval()
-        for work in self._works(len(share), backward=False):
+        for work in self._actions(len(share), backward=False):
             teacher, blocks = share[work.micro_batch]
-            with self._randomness.own():
+            with self._randomness.active():
                 self._call(self._layout(blocks, teacher=teacher), temperature, Needs(), None, None)
-        routing.even_out(self._loads(routing))
+        routing.set_load_balancing_loss(self._loads(routing))
         routing.clear()
-        reshard(self._network)
+        reshard_after_forward(self._network)
         self._network.train(was_training)
 
-    def _works(self, num: int, *, backward: bool) -> Iterable[Work]:
+    def _actions(self, num: int, *, backward: bool) -> Iterable[Action]:
         """Return this rank's work on `num` micro-batches, in order."""
         stage = self._ranks.stage
-        return order(num, 0, 1, 1, backward=backward) if stage is None else stage.works(num, backward=backward)
+        return (
+            schedule(num, 0, 1, 1, backward=backward) if stage is None else stage.iter_actions(num, backward=backward)
+        )
 
     def _loads(self, routing: Routing) -> list[Any]:
         """Gather the loads that all ranks have counted, each stage for its layers."""
-        by_stage = self._ranks.by_stage(self._ranks.gather(routing.load(self._ranks.share)))
-        return [load for stage in by_stage for load in stage]
+        gather_stages = self._ranks.gather_stages(self._ranks.gather(routing.load(self._ranks.share)))
+        return [load for stage in gather_stages for load in stage]
 
     @property
     def _routing(self) -> Routing | None:
@@ -292,19 +300,20 @@ class Passes:
 
     def _check_tokens(self, batch: TrainingBatch) -> None:
         """Check that the model has all tokens and experts of a batch: later code does not check indices."""
-        count = self._network.num_words
+        count = self._network.vocab_size
         for sample in batch.samples:
             for span in sample.media:
                 raise UnsupportedError(
-                    f"sample {short(sample.sample_id)} has a part of kind '{span.kind}': trainers consume texts alone "
-                    "yet; leave it out"
+                    f"sample {short(sample.sample_id)} has media of kind '{span.kind}', but trainers support only text "
+                    "so far: leave the sample out"
                 )
             tokens = sample.token_ids
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < count:
                 wrong = int(tokens[(tokens < 0) | (tokens >= count)][0])
                 raise ModelError(
-                    f"sample {short(sample.sample_id)} has the token {wrong}, and '{self._spec.model_path}' has "
-                    f"embeddings of {count}: its tokenizer is another model's, or tokens were added to it alone"
+                    f"sample {short(sample.sample_id)} has token {wrong}, but '{self._spec.model_path}' has "
+                    f"{count} embeddings: the tokenizer belongs to another model, or tokens were added to it but not "
+                    "to the model"
                 )
         if self._routing is not None:
             self._routing.check_choices(batch.samples)
@@ -313,17 +322,17 @@ class Passes:
         for name in outputs:
             if name not in self._network.outputs:
                 raise UnsupportedError(
-                    f"a trainer with role '{self._spec.role}' has no {name}: ask a {_GIVEN_BY[name]}"
+                    f"a trainer with role '{self._spec.role}' does not compute {name}: use a {_GIVEN_BY[name]}"
                 )
         if "attention" in outputs and options.attention is None:
-            raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
+            raise ValueError("attention statistics need a range of distances: pass `attention`")
         if "top_logprobs" in outputs and (options.num_top is None or options.num_top < 1):
-            raise ValueError(f"top_logprobs are asked for, with num_top {options.num_top}: num_top must be at least 1")
+            raise ValueError(f"top_logprobs: num_top must be at least 1, got {options.num_top}")
 
     def _layout(self, blocks: Sequence[Block], *, teacher: int = 0, **settings: bool) -> PackedLayout:
         """Build the layout of a micro-batch; one without blocks only takes part in the other ranks' collectives."""
         made = build_layout(blocks, teacher=teacher, **settings) if blocks else idle_layout(teacher=teacher)
-        return padded(made, self._ranks.share.multiple)
+        return pad_layout(made, self._ranks.share.length_multiple)
 
     def _predict(
         self,
@@ -334,7 +343,10 @@ class Passes:
         top: Int64Array | int | None,
     ) -> Predictions:
         """Run the network on a micro-batch."""
-        with self._randomness.own(), contextlib.nullcontext() if self._saved is None else self._saved.kept_away():
+        with (
+            self._randomness.active(),
+            contextlib.nullcontext() if self._saved is None else self._saved.offload_saved_tensors(),
+        ):
             return self._call(layout, batch.temperature, needs, observer, top)
 
     def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:
@@ -343,10 +355,12 @@ class Passes:
             return None
         if self._ranks.stage is not None:
             raise UnsupportedError(
-                "attention credit looks at layers that several stages have: set training.parallel.pp to 1, or choose "
+                "attention credit observes layers of several pipeline stages: set training.parallel.pp to 1, or choose "
                 "another algorithm.credit.type than local, global or coupled"
             )
-        return MapObserver(blocks, observed_layers(self._network.num_layers), of, self._device, self._ranks.share)
+        return MapObserver(
+            blocks, select_observed_layers(self._network.num_layers), of, self._device, self._ranks.share
+        )
 
     def _share(
         self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
@@ -366,7 +380,7 @@ class Passes:
         return [(0, blocks) for blocks in pack(samples, **settings)[rank]]
 
 
-def _nothing_of(predicted: Predictions) -> Tensor:
+def _zero_loss(predicted: Predictions) -> Tensor:
     """Return a loss of 0 that depends on every output of the network.
 
     Ranks with work have a gradient for each output, and FSDP reduces gradients of only those parameters that have one.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from roll.training.memory.main_memory import MainMemory
+from roll.training.memory.host_memory import HostMemory
 
 __all__ = ["MasterWeights", "Precision"]
 
@@ -53,7 +53,7 @@ class MasterWeights:
         parameters: Mapping[str, nn.Parameter],
         precision: Precision,
         copies: Collection[str] = (),
-        memory: MainMemory | None = None,
+        memory: HostMemory | None = None,
     ) -> None:
         self.copies = copies
         self._memory = memory
@@ -69,9 +69,9 @@ class MasterWeights:
         """
         for name, parameter in self.parameters.items():
             if memory is not None or (not isinstance(parameter, DTensor) and parameter.dtype != precision.master):
-                weight = _own(parameter.detach())
+                weight = _local(parameter.detach())
                 if memory is not None:
-                    weight = memory.away(weight)
+                    weight = memory.to_host(weight)
                     memory.finish()
                 self._masters[name] = weight.to(precision.master, copy=True)
                 if self._masters[name].device.type == "cpu":
@@ -84,7 +84,7 @@ class MasterWeights:
             if self._memory is None:
                 add(parameter.grad)
             else:
-                self._memory.hand_over(_own(parameter.grad), add)
+                self._memory.to_host_then(_local(parameter.grad), add)
             parameter.grad = None
 
         def add(grad: Tensor) -> None:
@@ -112,7 +112,7 @@ class MasterWeights:
 
     def local(self, name: str) -> Tensor:
         """Return this rank's part of a master weight; it shares memory."""
-        return self._masters[name] if name in self._masters else _own(self.parameters[name].detach())
+        return self._masters[name] if name in self._masters else _local(self.parameters[name].detach())
 
     def is_divided(self, name: str) -> bool:
         """Return whether the ranks that compute one row together hold different parts of a weight."""
@@ -129,9 +129,9 @@ class MasterWeights:
         if name in self._masters:
             return self._grads[name] if name in self._collected else None
         grad = self.parameters[name].grad
-        return None if grad is None else _own(grad)
+        return None if grad is None else _local(grad)
 
-    def copies_of_weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def copy_weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Return a copy of this rank's part of every weight, by name; in the master dtype by default."""
         return {name: self.local(name).to(dtype or self.precision.master, copy=True) for name in self.parameters}
 
@@ -196,12 +196,12 @@ class MasterWeights:
         """Copy the master weights into the network."""
         if self._memory is not None:
             for name, master in self._masters.items():
-                self._memory.write(_own(self.parameters[name].detach()), master)
+                self._memory.write(_local(self.parameters[name].detach()), master)
         elif self._masters:
             names = list(self._masters)
             torch._foreach_copy_([self.parameters[n].data for n in names], [self._masters[n] for n in names])
 
 
-def _own(tensor: Tensor) -> Tensor:
+def _local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -50,7 +50,7 @@ class Randomness:
         self.states = dict(states)
 
     @contextlib.contextmanager
-    def own(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Run the body with torch drawing from these generators."""
         outer = self._current()
         self._put(self.states)
@@ -61,7 +61,7 @@ class Randomness:
             self._put(outer)
 
     @contextlib.contextmanager
-    def untouched_by_errors(self) -> Iterator[None]:
+    def restored_on_error(self) -> Iterator[None]:
         """Restore the states if the body raises, so that later saves do not include its draws."""
         before = self.states
         try:

@@ -33,7 +33,7 @@ from roll.training.checkpoint.export import export_trained
 from roll.training.distributed import Ranks, default_num_threads, pick_device
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
-from roll.training.parallel.gathering import reshard
+from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.passes import Passes
 from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
@@ -50,7 +50,7 @@ from roll.types import (
     TrainingBatch,
 )
 
-__all__ = ["TrainerRank", "moving_weights"]
+__all__ = ["TrainerRank", "invalidate_on_failure"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class TrainerRank(ABC):
             UnsupportedError: the role is not trained, or the back-end cannot go on after a step that failed.
             HalfUpdatedError: the optimizer failed.
         """
-        self._check_trained("has no train_step: ask a policy or critic")
+        self._check_trained("does not support train_step: use a policy or critic")
         started = time.perf_counter()
         self.discard_gradients()
         found = self.forward_backward(batch, loss, last=True)
@@ -119,13 +119,13 @@ class TrainerRank(ABC):
                 loss needs.
             UnsupportedError: the role is not trained, or the back-end needs a batch to be the last one.
         """
-        self._check_trained("has no forward_backward: ask a policy or critic")
+        self._check_trained("does not support forward_backward: use a policy or critic")
         self._check_accumulates(last)
         if not self._has_gradients:
             self._clear_grads()
         self.network.train()
         try:
-            with self._surroundings(), self._randomness.untouched_by_errors():
+            with self._library_context(), self._randomness.restored_on_error():
                 found = self._passes.losses(batch, loss, self._backward, counts=counts, last=last)
         except BaseException:
             # Some micro-batches have added their gradients, others not. The next call drops all of them.
@@ -144,14 +144,14 @@ class TrainerRank(ABC):
             UnsupportedError: the role is not trained, or the back-end cannot scale gradients or set `params`.
             HalfUpdatedError: the optimizer failed.
         """
-        self._check_trained("has no optim_step: ask a policy or critic")
+        self._check_trained("does not support optim_step: use a policy or critic")
         if not self._has_gradients:
-            raise ValueError("optim_step has no gradient to update by: call forward_backward first")
+            raise ValueError("optim_step needs a gradient: call forward_backward first")
         params = params or OptimParams()
         rate = self.schedule.rate(self.num_steps) if params.learning_rate is None else params.learning_rate
         self._check_params(params, scale)
         loss, self._summed_loss, self._has_gradients = self._summed_loss * scale, 0.0, False
-        with self._surroundings():
+        with self._library_context():
             if scale != 1.0:
                 self._scale_grads(scale)
             grad_norm, stepped = self._update(loss, rate, params)
@@ -178,9 +178,9 @@ class TrainerRank(ABC):
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
         """
         self.network.eval()
-        with self._surroundings():
+        with self._library_context():
             found = self._passes.losses(batch, loss)
-        reshard(self.network)
+        reshard_after_forward(self.network)
         return found
 
     def forward(
@@ -188,10 +188,10 @@ class TrainerRank(ABC):
     ) -> dict[Output, list[Any]]:
         """Return the outputs of the current weights, or of a snapshot, for a batch; see `Passes.forward`."""
         options = options or ForwardOptions()
-        using = contextlib.nullcontext() if options.version is None else self._using(options.version)
-        with self._surroundings(), using:
+        using = contextlib.nullcontext() if options.version is None else self._with_snapshot(options.version)
+        with self._library_context(), using:
             said = self._passes.forward(batch, outputs, options)
-            reshard(self.network)
+            reshard_after_forward(self.network)
         return said
 
     def use_adapter(self, name: str) -> None:
@@ -202,11 +202,15 @@ class TrainerRank(ABC):
 
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         """See `TrainBackend.keep_snapshot`."""
-        raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")
+        raise UnsupportedError(
+            f"training.backend {self.spec.training.backend} does not support snapshots of weights: set it to torch"
+        )
 
-    def _using(self, version: int) -> contextlib.AbstractContextManager[None]:
+    def _with_snapshot(self, version: int) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the network has the weights of a snapshot."""
-        raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")
+        raise UnsupportedError(
+            f"training.backend {self.spec.training.backend} does not support snapshots of weights: set it to torch"
+        )
 
     @abstractmethod
     def weights(self) -> WeightSource:
@@ -230,7 +234,7 @@ class TrainerRank(ABC):
         Raises:
             CheckpointError: the checkpoint is incomplete, damaged, or of another model.
         """
-        with self._surroundings():
+        with self._library_context():
             counters = self._load(path)
         self._has_gradients, self._summed_loss = False, 0.0  # existing gradients belong to other weights
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
@@ -242,7 +246,7 @@ class TrainerRank(ABC):
         in the same parent directory.
         """
         is_first = self.ranks.is_first
-        with self._surroundings():
+        with self._library_context():
             export_trained(path, self.spec, self._hf_network, self.weights(), self._read, is_first=is_first)
 
     @abstractmethod
@@ -285,8 +289,9 @@ class TrainerRank(ABC):
         given = [each.name for each in fields(params) if getattr(params, each.name) is not None]
         if unsupported := set(given) - {"learning_rate"}:
             raise UnsupportedError(
-                f"training.backend {self.spec.training.backend} does not change {', '.join(sorted(unsupported))} from "
-                "update to update: set it to torch"
+                f"training.backend {self.spec.training.backend} does not support changing "
+                f"{', '.join(sorted(unsupported))} from "
+                "one update to the next: set it to torch"
             )
 
     @abstractmethod
@@ -300,7 +305,7 @@ class TrainerRank(ABC):
         grad_norm = self._grad_norm()
         stepped = math.isfinite(grad_norm) and math.isfinite(loss)
         if stepped:
-            with moving_weights():
+            with invalidate_on_failure():
                 self._move_weights(rate, grad_norm, params)
         return grad_norm, stepped
 
@@ -325,7 +330,7 @@ class TrainerRank(ABC):
         """The network with the configuration of an export."""
         return self.network
 
-    def _surroundings(self) -> contextlib.AbstractContextManager[None]:
+    def _library_context(self) -> contextlib.AbstractContextManager[None]:
         """Return the context that a library needs around every call."""
         return contextlib.nullcontext()
 
@@ -351,7 +356,7 @@ class TrainerRank(ABC):
 
 
 @contextlib.contextmanager
-def moving_weights() -> Iterator[None]:
+def invalidate_on_failure() -> Iterator[None]:
     """Run the body, whose failure may leave some weights updated and others not.
 
     Raises:
@@ -360,4 +365,4 @@ def moving_weights() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise HalfUpdatedError(f"the optimiser failed: {type(error).__name__}: {error}") from error
+        raise HalfUpdatedError(f"the optimizer failed: {type(error).__name__}: {error}") from error

@@ -11,7 +11,7 @@ from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training.schedule import Schedule
 
-__all__ = ["Role", "TrainerSpec", "in_full"]
+__all__ = ["Role", "TrainerSpec", "without_fp8"]
 
 Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
 """The role of a trainer.
@@ -63,7 +63,7 @@ class TrainerSpec:
     @classmethod
     def teacher(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
         """Return the spec of a frozen teacher, which computes in its own dtype, whatever the student's is."""
-        return cls.frozen(model_path, model, in_full(training), seed)
+        return cls.frozen(model_path, model, without_fp8(training), seed)
 
     @property
     def node_ranks(self) -> int:
@@ -71,6 +71,6 @@ class TrainerSpec:
         return self.ranks_per_node or self.world_size
 
 
-def in_full(training: TrainingConfig) -> TrainingConfig:
+def without_fp8(training: TrainingConfig) -> TrainingConfig:
     """Return the configuration without FP8."""
     return training if training.fp8 == "none" else training.model_copy(update={"fp8": "none"})

@@ -2,7 +2,7 @@
 
 from roll.weights.checksum import tensor_checksum
 from roll.weights.receiver import Receiver, open_update
-from roll.weights.sender import Sender, SendSteps, conduct, send_weights
+from roll.weights.sender import Sender, SendSteps, run_sync, send_weights
 from roll.weights.sync import SyncReport, WeightSync
 
 __all__ = [
@@ -11,8 +11,8 @@ __all__ = [
     "Sender",
     "SyncReport",
     "WeightSync",
-    "conduct",
     "open_update",
+    "run_sync",
     "send_weights",
     "tensor_checksum",
 ]

@@ -21,12 +21,20 @@ import torch.distributed as dist
 
 from roll.errors import WeightSyncError
 from roll.types import WeightUpdate
-from roll.weights.meeting_store import SecretStore
+from roll.weights.authenticated_store import AuthenticatedStore
 from roll.weights.plan import Bucket, dtype_of, plan_buckets
-from roll.weights.receiver import ReceiverPlace, TensorStream
-from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, build_group, device_name, local_address
+from roll.weights.receiver import ReceiverLocation, TensorStream
+from roll.weights.rendezvous import (
+    Group,
+    Member,
+    Rendezvous,
+    build_group,
+    convert_group_errors,
+    device_name,
+    local_address,
+)
 
-__all__ = ["BroadcastHandle", "addressed", "receive"]
+__all__ = ["BroadcastHandle", "address_offer", "receive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +59,7 @@ _groups: dict[tuple[str, int, Member], Group] = {}
 """This process's groups, by store and member."""
 
 
-def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
+def address_offer(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
     """Return the offer for one engine: receivers of a broadcast must know each other, those of other transports need
     not.
     """
@@ -61,7 +69,7 @@ def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...])
 
 
 @contextmanager
-def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
+def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
     """Join the other members, then receive bucket by bucket."""
     handle: BroadcastHandle = update.handle
     member = Member(handle.engine_id, place.worker)
@@ -77,15 +85,17 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
 
 
 def _meet(
-    handle: BroadcastHandle, member: Member, place: ReceiverPlace, cached: Group | None, about: str
-) -> tuple[Group, MeetingPoint]:
+    handle: BroadcastHandle, member: Member, place: ReceiverLocation, cached: Group | None, about: str
+) -> tuple[Group, Rendezvous]:
     try:
-        store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
+        store = AuthenticatedStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
-        raise WeightSyncError(f"{about}: no trainer answers at {handle.host}:{handle.port}: did it end?") from error
+        raise WeightSyncError(
+            f"{about}: no trainer answers at {handle.host}:{handle.port}: check whether it still runs."
+        ) from error
     members = tuple(Member(engine, worker) for engine in handle.engine_ids for worker in range(place.num_workers))
     rank = 1 + members.index(member)
-    point = MeetingPoint(store, handle.sync, about, place.timeout_s)
+    point = Rendezvous(store, handle.sync, about, place.timeout_s)
     point.write("members", members)
     point.write(f"hello/{rank}", {"group": cached.key if cached else "", "device": device_name(place.device)})
     verdict = point.read("verdict", "the trainer did not begin to send")
@@ -93,7 +103,7 @@ def _meet(
     if cached is not None and cached.key == verdict["group"]:
         return cached, point
     del cached  # closes its connections before new ones are made
-    with broken_off(about):
+    with convert_group_errors(about):
         group = build_group(
             store,
             key=verdict["group"],
@@ -106,7 +116,7 @@ def _meet(
     return group, point
 
 
-def _tensors(update: WeightUpdate, group: Group, place: ReceiverPlace, point: MeetingPoint) -> TensorStream:
+def _tensors(update: WeightUpdate, group: Group, place: ReceiverLocation, point: Rendezvous) -> TensorStream:
     about = point.about
     device = place.device if group.backend == "nccl" else torch.device("cpu")
 

@@ -13,12 +13,20 @@ import torch
 from roll.errors import WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
+from roll.weights.authenticated_store import AuthenticatedStore, StoreServer
 from roll.weights.broadcast import BroadcastHandle
 from roll.weights.checksum import flat_bytes, tensor_checksum
-from roll.weights.iterating import to_the_end
-from roll.weights.meeting_store import SecretStore, StoreServer
+from roll.weights.collective_iteration import iterate_to_end
 from roll.weights.plan import Bucket, plan_buckets, spec_of
-from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, build_group, common_backend, device_name
+from roll.weights.rendezvous import (
+    Group,
+    Member,
+    Rendezvous,
+    build_group,
+    common_backend,
+    convert_group_errors,
+    device_name,
+)
 
 __all__ = ["BroadcastSender"]
 
@@ -37,7 +45,7 @@ class BroadcastSender:
         self._host = host
         self._timeout_s = timeout_s
         self._server: StoreServer | None = None
-        self._store: SecretStore | None = None
+        self._store: AuthenticatedStore | None = None
         self._group: Group | None = None
         self._numbers = itertools.count()
         self._names: tuple[str, ...] = ()
@@ -45,7 +53,7 @@ class BroadcastSender:
         self._device = torch.device("cpu")
         self._released = threading.Event()
         self._source: WeightSource | None = None
-        self._point: MeetingPoint | None = None
+        self._point: Rendezvous | None = None
         self._keys: list[str] = []
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
@@ -60,7 +68,7 @@ class BroadcastSender:
             self._store = self._connect()
         sync = f"sync/{next(self._numbers)}"
         about = f"weight sync of policy version {policy_version}"
-        self._point = MeetingPoint(self._store, sync, about, self._timeout_s)
+        self._point = Rendezvous(self._store, sync, about, self._timeout_s)
         self._keys = []
         assert self._server is not None
         handle = BroadcastHandle(
@@ -82,12 +90,12 @@ class BroadcastSender:
         point = self._point
         if self._source is None:
             raise WeightSyncError("there is nothing to send: the weight sync was not staged.")
-        with to_the_end(self._source) as tensors:
+        with iterate_to_end(self._source) as tensors:
             if self._released.is_set():
-                raise WeightSyncError("the weight sync was given up before every engine had come.")
+                raise WeightSyncError("the weight sync was aborted before every engine had joined.")
             if point is None:
                 return {}
-            group, self._group = self._meet(point), None
+            group, self._group = self._meet_engines(point), None
             try:
                 checksums = self._stream(group, tensors, point.about)
             except BaseException:
@@ -113,10 +121,10 @@ class BroadcastSender:
             self._server.close()
         self._group = self._store = self._server = self._source = None
 
-    def _connect(self) -> SecretStore:
+    def _connect(self) -> AuthenticatedStore:
         assert self._server is not None
         timeout = timedelta(seconds=self._timeout_s)
-        return SecretStore(self._host, self._server.port, self._server.secret, timeout=timeout)
+        return AuthenticatedStore(self._host, self._server.port, self._server.secret, timeout=timeout)
 
     def _describe(self, source: WeightSource) -> None:
         names = tuple(source.names())
@@ -129,12 +137,12 @@ class BroadcastSender:
                 self._device = tensor.device
         self._manifest, self._names = tuple(manifest), names
 
-    def _meet(self, point: MeetingPoint) -> Group:
+    def _meet_engines(self, point: Rendezvous) -> Group:
         def still_on() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{point.about}: it was given up before every engine had come.")
+                raise WeightSyncError(f"{point.about}: it was aborted before every engine had joined.")
 
-        members = tuple(Member(*each) for each in point.read("members", "no engine came to receive", still_on))
+        members = tuple(Member(*each) for each in point.read("members", "no engine joined", still_on))
         keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
         self._keys = ["members", "verdict", *keys]
         hellos = [
@@ -151,7 +159,7 @@ class BroadcastSender:
         backend = common_backend([device_name(self._device), *(hello["device"] for hello in hellos)])
         point.write("verdict", {"group": key, "backend": backend})
         store = self._connect()  # a separate connection: joining blocks, and `release` must reach the store meanwhile
-        with broken_off(point.about):
+        with convert_group_errors(point.about):
             return build_group(
                 store,
                 key=key,
@@ -169,7 +177,7 @@ class BroadcastSender:
 
         def still_on() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{about}: it was given up while sending.")
+                raise WeightSyncError(f"{about}: it was aborted while weights were sent.")
 
         for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
             if len(group.in_flight) == 2:
@@ -199,6 +207,6 @@ def _pack(
         name, tensor = next(tensors, (None, None))
         if name is None or tensor is None or spec_of(name, tensor) != slot.spec:
             found = "no tensor" if name is None or tensor is None else spec_of(name, tensor)
-            raise WeightSyncError(f"{about}: the trainer announced {slot.spec} and then had {found}.")
+            raise WeightSyncError(f"{about}: the trainer announced {slot.spec} but sent {found}.")
         checksums[name] = tensor_checksum(tensor)
         buffer[slot.offset : slot.offset + slot.num_bytes].copy_(flat_bytes(tensor))

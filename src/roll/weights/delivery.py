@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine
 from roll.types import WeightReceipt, WeightUpdate
-from roll.weights.broadcast import addressed
+from roll.weights.broadcast import address_offer
 from roll.weights.plan import total_bytes
 from roll.weights.probe import majority_dtype
-from roll.weights.quantization import codes_of
+from roll.weights.quantization import quantized_dtype
 
-__all__ = ["Delivery", "within"]
+__all__ = ["Delivery", "call_with_timeout"]
 
 T = TypeVar("T")
 
-GRACE_S = 5.0
+CANCEL_GRACE_S = 5.0
 """Time that the other engines have to notice a failed broadcast."""
 
 
@@ -45,10 +45,10 @@ class Delivery:
                 together.
         """
         self.num_bytes = total_bytes(update.manifest)
-        self.dtype = codes_of(update.manifest) or majority_dtype(update.manifest)
+        self.dtype = quantized_dtype(update.manifest) or majority_dtype(update.manifest)
         ids = tuple(engine.engine_id for engine in engines)
         for engine in engines:
-            offer = replace(addressed(update, engine.engine_id, ids), adapter=self.adapter)
+            offer = replace(address_offer(update, engine.engine_id, ids), adapter=self.adapter)
             self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, offer))
         together = update.transport == "broadcast"
         waiting = set(self.tasks.values())
@@ -60,7 +60,9 @@ class Delivery:
     async def _update(self, engine: InferenceEngine, offer: WeightUpdate) -> None:
         engine_id, deed = engine.engine_id, f"confirm policy version {self.policy_version}"
         try:
-            self.receipts[engine_id] = await within(self.timeout_s, engine, engine.update_weights(offer), deed)
+            self.receipts[engine_id] = await call_with_timeout(
+                self.timeout_s, engine, engine.update_weights(offer), deed
+            )
         except EngineDiedError as error:
             self.dead[engine_id] = error
         except Exception as error:
@@ -72,7 +74,7 @@ class Delivery:
         """
         if not self.tasks:
             return
-        _, late = await asyncio.wait(self.tasks.values(), timeout=GRACE_S)
+        _, late = await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE_S)
         for engine_id, task in self.tasks.items():
             if task in late:
                 task.cancel()
@@ -80,7 +82,7 @@ class Delivery:
                 self.dead[engine_id] = EngineDiedError(engine_id, cause)
 
 
-async def within(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], deed: str) -> T:
+async def call_with_timeout(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], deed: str) -> T:
     """Await a call; an engine that does not answer counts as dead, even if the call itself cannot be canceled."""
     task = asyncio.ensure_future(call)
     try:

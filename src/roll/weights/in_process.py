@@ -21,7 +21,7 @@ from roll.protocols import WeightSource
 from roll.types import WeightUpdate
 from roll.weights.checksum import tensor_checksum
 from roll.weights.plan import spec_of
-from roll.weights.receiver import ReceiverPlace, TensorStream
+from roll.weights.receiver import ReceiverLocation, TensorStream
 
 __all__ = ["InProcessSender", "receive"]
 
@@ -54,7 +54,7 @@ class InProcessSender:
         if self._token is not token:  # released by another thread; merged or cast tensors use memory of their own
             del _staged[token]
             raise WeightSyncError(
-                f"weight sync of policy version {policy_version}: it was given up while it was staged."
+                f"weight sync of policy version {policy_version}: it was aborted while it was staged."
             )
         manifest = tuple(spec_of(name, tensor) for name, tensor in tensors)
         return WeightUpdate(policy_version=policy_version, manifest=manifest, transport="in_process", handle=token)
@@ -73,7 +73,7 @@ class InProcessSender:
 
 
 @contextmanager
-def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
+def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
     """Read the table."""
     token = update.handle
     if token not in _staged:

@@ -51,7 +51,9 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
     """
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
-        raise WeightSyncError(f"tensor '{spec.name}' has dtype '{spec.dtype}', unknown to this torch.")
+        raise WeightSyncError(
+            f"tensor '{spec.name}' has dtype '{spec.dtype}', which this version of torch does not support."
+        )
     return dtype
 
 

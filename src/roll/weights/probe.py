@@ -32,14 +32,14 @@ from numpy.typing import NDArray
 
 from roll.types import FloatArray, IntArray, TensorSpec, TrainingBatch, TrainingSample
 
-__all__ = ["NOISE", "Noise", "ProbeGauge", "ProbeResult", "majority_dtype", "probe_batch"]
+__all__ = ["NOISE", "NoiseBounds", "ProbeGauge", "ProbeResult", "majority_dtype", "probe_batch"]
 
 MARGIN = 3.0
 """Tolerance as a multiple of the first difference."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Noise:
+class NoiseBounds:
     """The possible difference of two correct implementations: mean absolute difference of log-probs in nats."""
 
     floor: float
@@ -52,11 +52,11 @@ class Noise:
 
 
 NOISE = {
-    "float32": Noise(floor=3e-5, ceiling=1e-2, smooth=True),
-    "bfloat16": Noise(floor=2e-2, ceiling=0.3, smooth=False),
-    "float16": Noise(floor=5e-3, ceiling=0.1, smooth=False),
-    "int8": Noise(floor=5e-2, ceiling=0.5, smooth=False),
-    "float8_e4m3fn": Noise(floor=1e-1, ceiling=1.0, smooth=False),
+    "float32": NoiseBounds(floor=3e-5, ceiling=1e-2, smooth=True),
+    "bfloat16": NoiseBounds(floor=2e-2, ceiling=0.3, smooth=False),
+    "float16": NoiseBounds(floor=5e-3, ceiling=0.1, smooth=False),
+    "int8": NoiseBounds(floor=5e-2, ceiling=0.5, smooth=False),
+    "float8_e4m3fn": NoiseBounds(floor=1e-1, ceiling=1.0, smooth=False),
 }
 
 
@@ -88,7 +88,7 @@ class _Reading:
 class ProbeGauge:
     """Judges differences relative to those of the first sync. Only readings without a problem are stored."""
 
-    noise: Noise
+    noise: NoiseBounds
     """The noise of the dtype that the engines compute in."""
     tolerance: float | None = None
     """The tolerance of the mean absolute difference; by default `MARGIN` times the first one, within `noise`."""

@@ -25,11 +25,19 @@ from roll.errors import WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import TensorSpec
 
-__all__ = ["CODES", "QuantizedWeights", "codes_of", "dequantized", "quantized", "read_back", "without_scales"]
+__all__ = [
+    "FORMATS",
+    "QuantizedWeights",
+    "dequantize",
+    "dequantize_stream",
+    "quantize",
+    "quantized_dtype",
+    "without_scales",
+]
 
-CODES = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
+FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 """The dtype and the largest code of each format. Codes are symmetric: int8 does not use -128."""
-_CODE_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in CODES.values())
+_CODE_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in FORMATS.values())
 _SUFFIX = "_scale"
 
 
@@ -53,27 +61,27 @@ class QuantizedWeights:
                 yield name, weight
                 continue
             # ranks other than 0 have no weight, and only iterate over the names
-            codes, scales = (weight, weight) if weight is None else quantized(weight, self._format)
+            codes, scales = (weight, weight) if weight is None else quantize(weight, self._format)
             yield name + _SUFFIX, scales
             yield name, codes
 
     def names(self) -> list[str]:
         """See `WeightSource`."""
-        return [each for name in self._source.names() for each in self._sent(name)]
+        return [each for name in self._source.names() for each in self._tensors_of(name)]
 
-    def _sent(self, name: str) -> tuple[str, ...]:
+    def _tensors_of(self, name: str) -> tuple[str, ...]:
         return (name + _SUFFIX, name) if name in self._linear else (name,)
 
 
 @torch.no_grad()
-def quantized(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
+def quantize(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
     """Quantize a weight; return codes [outputs, inputs] and float32 scales [outputs, 1].
 
     Args:
         weight: The weight [outputs, inputs]; a non-finite row stays non-finite after dequantization.
         format: `int8` or `fp8`.
     """
-    dtype, largest = CODES[format]
+    dtype, largest = FORMATS[format]
     smallest = torch.finfo(torch.float32).tiny  # also for a row of zeros
     scales = (weight.abs().amax(1, keepdim=True).float() / largest).clamp(min=smallest)
     shares = weight / scales  # in float32
@@ -81,12 +89,12 @@ def quantized(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [outputs, inputs] that codes and scales represent."""
     return codes.float().mul_(scales).to(dtype)
 
 
-def codes_of(manifest: Sequence[TensorSpec]) -> str | None:
+def quantized_dtype(manifest: Sequence[TensorSpec]) -> str | None:
     """Return the dtype of the codes in a manifest; `None` if no weight is quantized."""
     return next((spec.dtype for spec in manifest if spec.dtype in _CODE_DTYPES), None)
 
@@ -97,7 +105,7 @@ def without_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple(spec for spec in manifest if spec.name not in scales)
 
 
-def read_back(
+def dequantize_stream(
     tensors: Iterable[tuple[str, Tensor]], manifest: Sequence[TensorSpec], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield every weight that arrives, dequantized, in the form that an engine applies.
@@ -121,10 +129,10 @@ def read_back(
             own = scales.pop(name + _SUFFIX, None)
             if own is None or own.shape != (len(tensor), 1):
                 raise WeightSyncError(
-                    f"tensor '{name}' came as {str(tensor.dtype).removeprefix('torch.')} codes without the scales of "
-                    "its rows before it."
+                    f"tensor '{name}' was received as {str(tensor.dtype).removeprefix('torch.')} codes before the "
+                    "scales of its rows."
                 )
-            yield name, dequantized(tensor, own, dtype)
+            yield name, dequantize(tensor, own, dtype)
 
 
 def _scales(manifest: Sequence[TensorSpec]) -> frozenset[str]:

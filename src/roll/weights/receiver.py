@@ -28,7 +28,7 @@ from roll.types import WeightUpdate
 from roll.weights.checksum import tensor_checksum
 from roll.weights.plan import num_bytes, spec_of
 
-__all__ = ["RECEIVE_TIMEOUT_S", "TRANSPORTS", "Receiver", "ReceiverPlace", "TensorStream", "open_update"]
+__all__ = ["RECEIVE_TIMEOUT_S", "TRANSPORTS", "Receiver", "ReceiverLocation", "TensorStream", "open_update"]
 
 RECEIVE_TIMEOUT_S = 120.0
 
@@ -36,7 +36,7 @@ TensorStream: TypeAlias = Iterator[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReceiverPlace:
+class ReceiverLocation:
     """The process and device that receive tensors."""
 
     device: torch.device
@@ -47,7 +47,7 @@ class ReceiverPlace:
     timeout_s: float = RECEIVE_TIMEOUT_S
 
 
-TransportOpener: TypeAlias = Callable[[WeightUpdate, ReceiverPlace], AbstractContextManager[TensorStream]]
+TransportOpener: TypeAlias = Callable[[WeightUpdate, ReceiverLocation], AbstractContextManager[TensorStream]]
 TRANSPORTS: Registry[TransportOpener] = Registry(
     "weight transport",
     {
@@ -67,7 +67,7 @@ class Receiver:
         """The checksums of the received bytes, by name; complete after the last tensor."""
         self.num_bytes = 0
         self._manifest = update.manifest
-        self._stream = self._checked(stream)
+        self._stream = self._checked_tensors(stream)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._stream
@@ -77,27 +77,29 @@ class Receiver:
         """The names in the manifest that have not been yielded yet."""
         return tuple(spec.name for spec in self._manifest[len(self.checksums) :])
 
-    def _checked(self, stream: TensorStream) -> TensorStream:
+    def _checked_tensors(self, stream: TensorStream) -> TensorStream:
         for expected in self._manifest:
             name, tensor = next(stream, (None, None))
             if name is None or tensor is None:
                 raise WeightSyncError(f"{self._about(expected.name)} is missing: the stream ended before it.")
             if name != expected.name:
                 if name in self.unread:
-                    raise WeightSyncError(f"{self._about(expected.name)} is missing: '{name}' came instead.")
-                again = "for the second time" if name in self.checksums else "and is not in the manifest"
-                raise WeightSyncError(f"{self._about(name)} was unexpected: it came {again}.")
+                    raise WeightSyncError(f"{self._about(expected.name)} is missing: received '{name}' instead.")
+                again = "it was received twice" if name in self.checksums else "it is not in the manifest"
+                raise WeightSyncError(f"{self._about(name)} is unexpected: {again}.")
             found = spec_of(name, tensor)
             for aspect in ("shape", "dtype"):
                 seen, announced = getattr(found, aspect), getattr(expected, aspect)
                 if seen != announced:
-                    raise WeightSyncError(f"{self._about(name)} has {aspect} {seen}, announced was {announced}.")
+                    raise WeightSyncError(f"{self._about(name)} has {aspect} {seen}, expected {announced}.")
             self.checksums[name] = tensor_checksum(tensor)
             self.num_bytes += num_bytes(expected)
             yield name, tensor
         surplus = next(stream, None)
         if surplus is not None:
-            raise WeightSyncError(f"{self._about(surplus[0])} was unexpected: it came after the last.")
+            raise WeightSyncError(
+                f"{self._about(surplus[0])} is unexpected: the last tensor of the manifest was received before it."
+            )
 
     def _about(self, name: str) -> str:
         return f"weight sync of policy version {self.policy_version}: tensor '{name}'"
@@ -123,15 +125,15 @@ def open_update(
 
     Raises:
         WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender has ended,
-            gave up, or cannot be reached; or the engine left tensors unread (names them).
+            gave up, or cannot be reached; or the engine did not read tensors unread (names them).
     """
-    place = ReceiverPlace(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
+    place = ReceiverLocation(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
     with TRANSPORTS.get(update.transport)(update, place) as stream:
         receiver = Receiver(update, stream)
         yield receiver
         if receiver.unread:
             names = ", ".join(f"'{name}'" for name in receiver.unread[:5])
             raise WeightSyncError(
-                f"weight sync of policy version {update.policy_version}: the engine left "
-                f"{len(receiver.unread)} of {len(update.manifest)} tensors unread: {names}."
+                f"weight sync of policy version {update.policy_version}: the engine did not read "
+                f"{len(receiver.unread)} of {len(update.manifest)} tensors: {names}."
             )

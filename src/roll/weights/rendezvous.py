@@ -1,6 +1,6 @@
 """The rendezvous of trainer rank 0 and the engines' processes for a `broadcast`, and their process group.
 
-Data flow, per sync, through the trainer's store (`meeting_store`; keys below the sync's own name):
+Data flow, per sync, through the trainer's store (`authenticated_store`; keys below the sync's own name):
 
     receiver ─ members, hello/<rank>: its cached group and device ─► sender
     sender   ─ verdict: the group to use, or that the sync is off  ─► receivers
@@ -31,11 +31,11 @@ from roll.process_environment import temporary_environment
 
 __all__ = [
     "Group",
-    "MeetingPoint",
     "Member",
-    "broken_off",
+    "Rendezvous",
     "build_group",
     "common_backend",
+    "convert_group_errors",
     "device_name",
     "local_address",
 ]
@@ -45,10 +45,10 @@ POLL_S = 0.001
 NCCL_POLL_S = 0.0001
 """Polling interval with NCCL; a bucket takes some hundred microseconds between devices of one machine."""
 
-ASK_S = 0.5
+CHECK_INTERVAL_S = 0.5
 """Interval of checks whether the sender has given up, while waiting for its broadcast."""
 
-_CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+_NCCL_CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
 """A failed NCCL group must not end its process."""
 
 
@@ -83,7 +83,7 @@ class Group:
 
     def start(self, buffer: torch.Tensor, about: str) -> None:
         """Start a broadcast from rank 0."""
-        with broken_off(about):
+        with convert_group_errors(about):
             self.in_flight.append(self.process_group.broadcast(buffer, root=0, timeout=self.timeout))
 
     def finish_oldest(self, about: str, still_on: Callable[[], None]) -> None:
@@ -106,7 +106,7 @@ class Group:
                         f"{about}: a broadcast did not end within {self.timeout.total_seconds():g} s."
                     )
                 time.sleep(NCCL_POLL_S)
-        with broken_off(about):
+        with convert_group_errors(about):
             work.wait(self.timeout)
         del self.in_flight[0]
 
@@ -122,7 +122,7 @@ class Group:
         self.process_group = None
 
 
-class MeetingPoint:
+class Rendezvous:
     """One side's view of the store, for one sync.
 
     Args:
@@ -137,7 +137,7 @@ class MeetingPoint:
         self._kept = store  # PyTorch calls its methods without keeping a reference
         self._store = dist.PrefixStore(sync, store)
         self._timeout_s = timeout_s
-        self._asked = time.monotonic()
+        self._last_check = time.monotonic()
 
     def write(self, key: str, value: Any) -> None:
         """Write plain data for the other members."""
@@ -163,23 +163,25 @@ class MeetingPoint:
                 time.sleep(POLL_S)
             return json.loads(self._store.get(key))
         except dist.DistError as error:
-            raise WeightSyncError(f"{self.about}: the trainer's store is gone: did the trainer end?") from error
+            raise WeightSyncError(
+                f"{self.about}: the connection to the trainer's store was lost: check whether the trainer still runs."
+            ) from error
 
     def check_given_up(self) -> None:
-        """Check whether the sender has given the sync up since its verdict; at most once every `ASK_S`.
+        """Check whether the sender has given the sync up since its verdict; at most once every `CHECK_INTERVAL_S`.
 
         Raises:
             WeightSyncError: the sender gave up, or its store is gone.
         """
-        if time.monotonic() < self._asked + ASK_S:
+        if time.monotonic() < self._last_check + CHECK_INTERVAL_S:
             return
         self.check_verdict(self.read("verdict", "the trainer did not begin to send"))
-        self._asked = time.monotonic()
+        self._last_check = time.monotonic()
 
     def check_verdict(self, verdict: Mapping[str, str]) -> None:
         """Raise a `WeightSyncError` if the verdict is that the sync is off."""
         if "abandoned" in verdict:
-            raise WeightSyncError(f"{self.about}: the trainer gave the sync up: {verdict['abandoned']}.")
+            raise WeightSyncError(f"{self.about}: the trainer aborted the sync: {verdict['abandoned']}.")
 
     def forget(self, keys: Sequence[str]) -> None:
         """Delete values that are not read again."""
@@ -188,13 +190,13 @@ class MeetingPoint:
 
 
 @contextmanager
-def broken_off(about: str) -> Generator[None]:
+def convert_group_errors(about: str) -> Generator[None]:
     """Convert errors of a lost member or a timeout to a `WeightSyncError` that names the sync."""
     try:
         yield
     except RuntimeError as error:  # the base of all errors of torch.distributed
         cause = str(error).strip().partition("\n")[0]
-        raise WeightSyncError(f"{about}: trainer or engine broke off the broadcast ({cause}).") from error
+        raise WeightSyncError(f"{about}: the trainer or an engine aborted the broadcast ({cause}).") from error
 
 
 def device_name(device: torch.device) -> str:
@@ -259,5 +261,5 @@ def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> 
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout
-    with temporary_environment(_CLEAN_UP_ONLY):
+    with temporary_environment(_NCCL_CLEAN_UP_ONLY):
         return dist.ProcessGroupNCCL(store, rank, size, options)

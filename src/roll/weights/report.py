@@ -66,29 +66,29 @@ def receipt_problem(
 ) -> str:
     """Return a sentence that describes the problem of a receipt and names tensors; empty if there is none."""
     if receipt.adapter != adapter:
-        return f"it confirmed {_whose(receipt.adapter)} in place of {_whose(adapter)}"
+        return f"it confirmed {_owner_suffix(receipt.adapter)} instead of {_owner_suffix(adapter)}"
     if receipt.policy_version != policy_version:
         return f"it confirmed policy version {receipt.policy_version}"
     missing = [name for name in sent if name not in receipt.checksums]
     if missing:
-        return f"it did not receive {_listed(missing)}"
+        return f"it did not receive {_list_names(missing)}"
     unknown = [name for name in receipt.checksums if name not in sent]
     if unknown:
-        return f"it received {_listed(unknown)}, which the trainer did not send"
+        return f"it received {_list_names(unknown)}, which the trainer did not send"
     return checksum_problem(receipt.checksums, sent, "received other bytes than the trainer sent for")
 
 
-def _whose(adapter: str | None) -> str:
+def _owner_suffix(adapter: str | None) -> str:
     return "the policy's own weights" if adapter is None else f"the adapter '{adapter}'"
 
 
 def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], deed: str) -> str:
     """Return `it`, `deed`, and the names whose checksums differ from the sent ones; empty if none does."""
     wrong = [name for name, checksum in found.items() if name in sent and sent[name] != checksum]
-    return f"it {deed} {_listed(wrong)}" if wrong else ""
+    return f"it {deed} {_list_names(wrong)}" if wrong else ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return f"{'tensor' if len(names) == 1 else f'{len(names)} tensors:'} {shown}{more}"

@@ -7,7 +7,7 @@ Data flow, per sync:
     controller          └────────────┴── deliver ─────┼────┼── receipts ──────────────────┘
     engine processes                    open_update ◄─┴────┘
 
-`stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `conduct` calls them in
+`stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `run_sync` calls them in
 order from the controller's process, and `send_weights` does both in one process.
 
 Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, also after an error
@@ -28,7 +28,7 @@ from roll.weights.broadcast_sender import BroadcastSender
 from roll.weights.in_process import InProcessSender
 from roll.weights.shared_memory import SharedMemorySender
 
-__all__ = ["BUCKET_BYTES", "SendSteps", "Sender", "conduct", "send_weights"]
+__all__ = ["BUCKET_BYTES", "SendSteps", "Sender", "run_sync", "send_weights"]
 
 BUCKET_BYTES = 256 * 2**20
 SEND_TIMEOUT_S = 120.0
@@ -37,7 +37,7 @@ T = TypeVar("T")
 Deliver = Callable[[WeightUpdate], Awaitable[None]]
 
 
-class Outgoing(Protocol):
+class TransportSender(Protocol):
     """A transport's sending end on one rank, kept between syncs."""
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
@@ -69,15 +69,15 @@ class Sender:
     def __init__(
         self, *, bucket_bytes: int = BUCKET_BYTES, host: str = "127.0.0.1", timeout_s: float = SEND_TIMEOUT_S
     ) -> None:
-        self._makers: dict[str, Callable[[], Outgoing]] = {
+        self._makers: dict[str, Callable[[], TransportSender]] = {
             "in_process": InProcessSender,
             "shared_memory": SharedMemorySender,
             "broadcast": lambda: BroadcastSender(bucket_bytes=bucket_bytes, host=host, timeout_s=timeout_s),
         }
-        self._outgoing: dict[str, Outgoing] = {}
-        self._current: Outgoing | None = None
+        self._outgoing: dict[str, TransportSender] = {}
+        self._current: TransportSender | None = None
         """The transport in use from `stage` to `release`."""
-        self._staged: Outgoing | None = None
+        self._staged: TransportSender | None = None
         """The transport in use from `stage` to `send`."""
 
     def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
@@ -112,7 +112,7 @@ class Sender:
         """
         staged, self._staged = self._staged, None
         if staged is None:
-            raise WeightSyncError("there is nothing to send: the weight sync was not staged, or given up already.")
+            raise WeightSyncError("there is nothing to send: the weight sync was not staged, or was already aborted.")
         return staged.send()
 
     def release(self, *, failed: bool = False) -> None:
@@ -145,7 +145,7 @@ class SendSteps(Protocol):
         ...
 
 
-async def conduct(steps: SendSteps, policy_version: int, transport: str, deliver: Deliver) -> Mapping[str, int]:
+async def run_sync(steps: SendSteps, policy_version: int, transport: str, deliver: Deliver) -> Mapping[str, int]:
     """Stage, deliver the offer while sending, then release: the implementation of `TrainerGroup.send_weights`.
 
     If `deliver` or `send` fails, the other one is aborted; the first error is raised.
@@ -155,8 +155,8 @@ async def conduct(steps: SendSteps, policy_version: int, transport: str, deliver
     delivering: asyncio.Task[None] | None = None
     try:
         update = await steps.stage(policy_version, transport)
-        sending = asyncio.create_task(_awaited(steps.send()), name="send-weights")
-        delivering = asyncio.create_task(_awaited(deliver(update)), name="deliver-weights")
+        sending = asyncio.create_task(_as_coroutine(steps.send()), name="send-weights")
+        delivering = asyncio.create_task(_as_coroutine(deliver(update)), name="deliver-weights")
         done, _ = await asyncio.wait({sending, delivering}, return_when=asyncio.FIRST_EXCEPTION)
         for task in (delivering, sending):
             if task in done:
@@ -167,7 +167,7 @@ async def conduct(steps: SendSteps, policy_version: int, transport: str, deliver
         await asyncio.shield(_end(steps, failed, sending, delivering))
 
 
-async def _awaited(awaitable: Awaitable[T]) -> T:
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
@@ -225,4 +225,4 @@ async def send_weights(
     Returns:
         The checksum of the sent bytes, by tensor name.
     """
-    return await conduct(_OneRank(sender, source, executor), policy_version, transport, deliver)
+    return await run_sync(_OneRank(sender, source, executor), policy_version, transport, deliver)

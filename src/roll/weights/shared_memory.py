@@ -29,9 +29,9 @@ from roll.errors import UnsupportedError, WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights.checksum import flat_bytes, tensor_checksum
-from roll.weights.iterating import to_the_end
+from roll.weights.collective_iteration import iterate_to_end
 from roll.weights.plan import ALIGNMENT, dtype_of, plan_buckets, spec_of
-from roll.weights.receiver import ReceiverPlace, TensorStream
+from roll.weights.receiver import ReceiverLocation, TensorStream
 
 __all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
 
@@ -71,7 +71,7 @@ class SharedMemorySender:
         copies: list[Future[int]] = []
         end, descriptor = 0, -1
         pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage-weights")
-        with pool, to_the_end(source) as tensors:
+        with pool, iterate_to_end(source) as tensors:
             for name, tensor in tensors:
                 if tensor is None:
                     continue
@@ -92,7 +92,7 @@ class SharedMemorySender:
         kept, inode = self._descriptor, os.fstat(descriptor).st_ino
         if kept is None:
             raise WeightSyncError(
-                f"weight sync of policy version {policy_version}: it was given up while it was staged."
+                f"weight sync of policy version {policy_version}: it was aborted while it was staged."
             )
         handle = SegmentHandle(process_id=os.getpid(), descriptor=kept, inode=inode, num_bytes=end)
         return WeightUpdate(
@@ -137,28 +137,28 @@ def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
 
 
 @contextmanager
-def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
+def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
     """Map the file. The yielded tensors are private views: writes to them do not reach the sender."""
     handle: SegmentHandle = update.handle
-    with _opened(handle, update.policy_version) as descriptor:
+    with _open_segment(handle, update.policy_version) as descriptor:
         mapped = mmap.mmap(descriptor, handle.num_bytes, access=mmap.ACCESS_COPY) if handle.num_bytes else b""
     yield _tensors(update, mapped)
 
 
 @contextmanager
-def _opened(handle: SegmentHandle, policy_version: int) -> Generator[int]:
+def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
     about = f"weight sync of policy version {policy_version}"
     path = f"/proc/{handle.process_id}/fd/{handle.descriptor}"
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError as error:
         raise WeightSyncError(
-            f"{about}: this process may not open the trainer's memory at {path}: run trainer and engines as "
-            "one user and in one container, or set weight_sync.transport=broadcast."
+            f"{about}: this process has no permission to open the trainer's memory at {path}: run trainer and engines "
+            "as one user and in one container, or set weight_sync.transport=broadcast."
         ) from error
     except OSError as error:
         raise WeightSyncError(
-            f"{about}: the trainer's memory at {path} is out of reach: its process ended, the update was "
+            f"{about}: the trainer's memory at {path} cannot be opened: its process ended, the update was "
             "released, or it is on another host or in another container (then set "
             "weight_sync.transport=broadcast)."
         ) from error
@@ -167,7 +167,7 @@ def _opened(handle: SegmentHandle, policy_version: int) -> Generator[int]:
         if status.st_ino != handle.inode:
             raise WeightSyncError(f"{about}: {path} is not the memory that was offered: the trainer restarted.")
         if status.st_size < handle.num_bytes:
-            raise WeightSyncError(f"{about}: {path} has {status.st_size} bytes, announced were {handle.num_bytes}.")
+            raise WeightSyncError(f"{about}: {path} has {status.st_size} bytes, expected {handle.num_bytes}.")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -29,7 +29,7 @@ from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
 from roll.rollout.engine_group import EngineGroup
 from roll.types import IntArray
-from roll.weights.delivery import Delivery, within
+from roll.weights.delivery import Delivery, call_with_timeout
 from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, probe_batch
 from roll.weights.report import SyncReport, checksum_problem, receipt_problem
 
@@ -62,7 +62,7 @@ class WeightSync:
         *,
         probe: Sequence[IntArray] = (),
         transport: str = "in_process",
-        at_hand: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
+        weights_on_device: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout_s: float = SYNC_TIMEOUT_S,
     ) -> None:
         self.transport = transport if config.transport == "auto" else config.transport
@@ -73,10 +73,10 @@ class WeightSync:
         self._trainer = trainer
         self._engines = engines
         self._config = config
-        self._at_hand = at_hand
+        self._weights_on_device = weights_on_device
         self._timeout_s = timeout_s
         self._sequences = [sequence for sequence in probe if len(sequence) > 1]
-        self._gauge: ProbeGauge | None = None
+        self._probe_gauge: ProbeGauge | None = None
         self._probed: dict[str, Mapping[str, int]] = {}
         self._num_pushes = 0
         self._lock = asyncio.Lock()
@@ -106,7 +106,7 @@ class WeightSync:
         policy_version: int,
         *,
         adapter: str | None = None,
-        still: AbstractAsyncContextManager[object] | None = None,
+        pause_generation: AbstractAsyncContextManager[object] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
         """Send the trainer's weights to every engine that is awake, and verify that they arrived.
@@ -134,13 +134,13 @@ class WeightSync:
             self._num_pushes += adapter is None
             self._adapter = adapter
             self.versions[adapter] = policy_version
-            async with self._at_hand():
-                report = await self._sync(tuple(self._engines.awake()), policy_version, due, still, on_dead)
+            async with self._weights_on_device():
+                report = await self._sync(tuple(self._engines.awake()), policy_version, due, pause_generation, on_dead)
             self._unchanged.set()
             return report
 
     @asynccontextmanager
-    async def between(self) -> AsyncIterator[None]:
+    async def pause_pushes(self) -> AsyncIterator[None]:
         """Run the body while no weights are being sent to any engine."""
         async with self._lock:
             yield
@@ -152,27 +152,27 @@ class WeightSync:
             EngineDiedError: the engine died again.
             WeightSyncError: as in `push`, or there was no push yet, or pushes were of several adapters.
         """
-        async with self._standing():
+        async with self._weights_fixed():
             if not self.versions:
-                raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: nothing was pushed yet.")
+                raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: no weights were pushed yet.")
             if len(self.versions) > 1:
                 held = "the policy" if self._adapter is None else f"adapter '{self._adapter}'"
                 raise WeightSyncError(
                     f"engine {engine.engine_id} cannot be synced: {len(self.versions)} sets of weights were pushed; "
-                    f"the trainer holds that of {held} alone. Resume the run, which pushes all of them."
+                    f"the trainer holds only the weights of {held}. Resume the run, which pushes all of them."
                 )
             self._probed.pop(engine.engine_id, None)
-            if self._gauge is not None:
-                self._gauge.forget(engine.engine_id)
+            if self._probe_gauge is not None:
+                self._probe_gauge.forget(engine.engine_id)
             probed = self._config.probe_every_num_steps > 0
-            async with self._at_hand():
+            async with self._weights_on_device():
                 report = await self._sync((engine,), self.versions[self._adapter], probed)
             if report.dead:
                 raise report.dead[engine.engine_id]
             return report
 
     @asynccontextmanager
-    async def _standing(self) -> AsyncIterator[None]:
+    async def _weights_fixed(self) -> AsyncIterator[None]:
         """Run the body while the trainer's weights do not change and are not sent elsewhere."""
         while True:
             await self._unchanged.wait()
@@ -186,12 +186,12 @@ class WeightSync:
         engines: Sequence[InferenceEngine],
         version: int,
         probed: bool,
-        still: AbstractAsyncContextManager[object] | None = None,
+        pause_generation: AbstractAsyncContextManager[object] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
         tell = on_dead or (lambda dead: None)
         clock = asyncio.get_running_loop().time
-        async with still or nullcontext():
+        async with pause_generation or nullcontext():
             begin = clock()
             delivery, sent, dead = await self._transfer(engines, version)
             for engine_id, receipt in delivery.receipts.items():
@@ -199,7 +199,7 @@ class WeightSync:
             arrived = clock()
             alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
             num_read_back = 0 if self._adapter is not None else await self._read_back(alive, sent, version, dead)
-            read_back = clock()
+            dequantize_stream = clock()
             told = tuple(dead)
             tell(told)
         alive = [engine for engine in alive if engine.engine_id not in dead]
@@ -218,9 +218,9 @@ class WeightSync:
             engines=tuple(engine.engine_id for engine in alive if engine.engine_id not in dead),
             dead=dead,
             num_read_back=num_read_back,
-            readback_s=read_back - arrived,
+            readback_s=dequantize_stream - arrived,
             probe=results,
-            probe_s=clock() - read_back,
+            probe_s=clock() - dequantize_stream,
             adapter=self._adapter,
         )
 
@@ -248,7 +248,7 @@ class WeightSync:
             if failure is None and not delivery.errors:
                 return delivery, sent, dead
             if not delivery.dead or self.transport != "broadcast":
-                raise _combined(version, failure, delivery.errors)
+                raise _combine_errors(version, failure, delivery.errors)
             left = [engine for engine in left if engine.engine_id not in dead]
             delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
         return delivery, {}, dead
@@ -262,11 +262,13 @@ class WeightSync:
     ) -> int:
         able = [engine for engine in engines if isinstance(engine, SupportsReadback)]
         asked = {
-            engine.engine_id: within(self._timeout_s, engine, engine.applied_checksums(), "say which weights it holds")
+            engine.engine_id: call_with_timeout(
+                self._timeout_s, engine, engine.applied_checksums(), "say which weights it holds"
+            )
             for engine in able
         }
         count = 0
-        for engine_id, held in (await _from_all(asked, dead)).items():
+        for engine_id, held in (await _await_all(asked, dead)).items():
             if held is not None:
                 count += len(held)
                 self._require(
@@ -286,10 +288,10 @@ class WeightSync:
 
         async def ask() -> dict[str, Any]:
             asked = {
-                engine.engine_id: within(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
+                engine.engine_id: call_with_timeout(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
                 for engine in engines
             }
-            return await _from_all(asked, dead)
+            return await _await_all(asked, dead)
 
         scored = self._trainer.forward(probe_batch(self._sequences), ["logprobs"])
         if self.transport == "broadcast":
@@ -297,13 +299,13 @@ class WeightSync:
         else:  # on one host both may need the same cores, and are faster in turn: 0.34 s instead of 0.47 s on two cores
             trainer = await scored
             answers = await ask()
-        if self._gauge is None:
-            self._gauge = ProbeGauge(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
+        if self._probe_gauge is None:
+            self._probe_gauge = ProbeGauge(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
         results: dict[str, ProbeResult] = {}
         for engine_id, logprobs in answers.items():
             before = self._probed.get(engine_id, {})
             changed = sum(before.get(name) != checksum for name, checksum in sent.items())
-            result = self._gauge.judge(
+            result = self._probe_gauge.judge(
                 engine_id, logprobs, trainer["logprobs"], weights_changed=2 * changed > len(sent)
             )
             self._require(_advice(result, engine_id), engine_id, version)
@@ -318,7 +320,7 @@ class WeightSync:
             )
 
 
-async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:
+async def _await_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:
     """Await all calls at once; record engines that die in `dead`, raise other errors."""
     answers = await asyncio.gather(*asked.values(), return_exceptions=True)
     found: dict[str, Any] = {}
@@ -332,7 +334,7 @@ async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineD
     return found
 
 
-def _combined(version: int, failure: WeightSyncError | None, errors: Mapping[str, Exception]) -> Exception:
+def _combine_errors(version: int, failure: WeightSyncError | None, errors: Mapping[str, Exception]) -> Exception:
     """Combine all errors into one; an engine's own error comes first, because it names the tensor."""
     if not errors:
         assert failure is not None, "something failed"

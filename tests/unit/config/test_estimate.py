@@ -350,8 +350,8 @@ def saved_bytes(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from roll.training.memory.recompute import slice_mlps
-    from roll.training.network.fused import fuse
+    from roll.training.memory.activation_checkpointing import tile_mlps
+    from roll.training.network.fused import use_fused_kernels
 
     config = LlamaConfig(
         hidden_size=sizes.hidden_size,
@@ -362,12 +362,12 @@ def saved_bytes(
         vocab_size=sizes.vocab_size,
     )
     model = LlamaForCausalLM(config).to(getattr(torch, dtype)).train()
-    if fused and fuse(model) == 0:
+    if fused and use_fused_kernels(model) == 0:
         pytest.skip("nothing is fused without a compiler")
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": True})
     if mlp_slice is not None:
-        slice_mlps(model, round(NUM_TOKENS * mlp_slice))
+        tile_mlps(model, round(NUM_TOKENS * mlp_slice))
     return kept_bytes(model)
 
 
@@ -671,7 +671,7 @@ def test_config_estimate_other_norms_and_gates_than_llama_s_are_counted(
     """Those of queries and keys, four in a layer, what adds 1 to a weight, and a gate in one matrix with its twin."""
     import transformers
 
-    from roll.training.network.fused import fuse
+    from roll.training.network.fused import use_fused_kernels
 
     config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     kept, estimated = [], []
@@ -681,7 +681,7 @@ def test_config_estimate_other_norms_and_gates_than_llama_s_are_counted(
         model = getattr(transformers, f"{family}ForCausalLM")(config).bfloat16().train()
         directory = shutil.copytree(tiny_model, tmp_path / str(layers))  # for its tokenizer
         model.save_pretrained(directory)
-        if fused and fuse(model) == 0 and family != "Gemma3":
+        if fused and use_fused_kernels(model) == 0 and family != "Gemma3":
             pytest.skip("nothing is fused without a compiler")
         kept.append(kept_bytes(model) / NUM_TOKENS)
         found = describe_model(directory)

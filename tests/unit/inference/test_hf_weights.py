@@ -20,7 +20,7 @@ from roll.errors import WeightSyncError
 from roll.inference import hf_weights
 from roll.models import linear_weights
 from roll.weights import tensor_checksum
-from roll.weights.quantization import QuantizedWeights, dequantized, quantized
+from roll.weights.quantization import QuantizedWeights, dequantize, quantize
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 
@@ -70,7 +70,7 @@ async def test_hf_weights_in_codes_make_it_the_model_that_is_read_back(
         path = write_model(tmp_path / "own", tiny_model, FAMILIES[family])
     weights = {name: tensor.bfloat16() for name, tensor in load_file(path / "model.safetensors").items()}
     linear = linear_weights(str(path))
-    back = {n: dequantized(*quantized(w, form), torch.bfloat16) if n in linear else w for n, w in weights.items()}
+    back = {n: dequantize(*quantize(w, form), torch.bfloat16) if n in linear else w for n, w in weights.items()}
     async with running(path, dtype="bfloat16") as engine:
         before = await engine.generate(request("a"))
         await sync(engine, dict(QuantizedWeights(Weights(weights), form, linear)), 1)

@@ -7,20 +7,23 @@ from types import SimpleNamespace
 
 import torch
 
-from roll.models import Reach, position_scale
+from roll.models import AttentionSpan, position_scale
 
 
 def test_model_attention_windows_and_chunks_by_hand() -> None:
     places = torch.arange(5)
-    window, chunk = (reach.sees(places[:, None], places).int().tolist() for reach in (Reach(window=2), Reach(chunk=2)))
+    window, chunk = (
+        reach.is_visible(places[:, None], places).int().tolist()
+        for reach in (AttentionSpan(window=2), AttentionSpan(chunk=2))
+    )
     assert window == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
     assert chunk == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]
 
 
 def test_model_attention_only_limits_that_hide_something_stay() -> None:
-    assert Reach(window=4, chunk=3).within(5) == Reach(window=4, chunk=3)
-    assert Reach(window=4, chunk=3).within(4) == Reach(chunk=3)
-    assert Reach(window=4, chunk=3).within(3) == Reach()
+    assert AttentionSpan(window=4, chunk=3).limit_to(5) == AttentionSpan(window=4, chunk=3)
+    assert AttentionSpan(window=4, chunk=3).limit_to(4) == AttentionSpan(chunk=3)
+    assert AttentionSpan(window=4, chunk=3).limit_to(3) == AttentionSpan()
 
 
 def test_model_attention_queries_are_scaled_by_their_place_in_their_text_and_not_in_the_row() -> None:

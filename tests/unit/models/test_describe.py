@@ -17,13 +17,13 @@ from worlds.tiny_model import write_tiny_model
 from roll.errors import ConfigError, ModelError
 from roll.models import (
     CATALOGUE,
-    check_rotation,
+    check_rope_scaling,
     context_length,
     describe_model,
     load_causal_lm,
     load_tokenizer,
     num_parameters,
-    rotation_length,
+    rope_scaling_length,
 )
 
 
@@ -70,13 +70,13 @@ def test_model_describe_texts_may_be_as_long_as_positions_are_turned_alike(
     settings = json.loads((tiny_model / "config.json").read_text())
     settings = {name: value for name, value in settings.items() if name != "rope_parameters"} | rope
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert rotation_length(settings) == limit
-    check_rotation(tmp_path, limit or 512, "x")
+    assert rope_scaling_length(settings) == limit
+    check_rope_scaling(tmp_path, limit or 512, "x")
     if limit is None:
-        check_rotation(tmp_path, 10_000, "x")
+        check_rope_scaling(tmp_path, 10_000, "x")
         return
     with pytest.raises(ConfigError, match=f"beyond {limit} .* set training.max_example_tokens to at most {limit}"):
-        check_rotation(tmp_path, limit + 1, "training.max_example_tokens")
+        check_rope_scaling(tmp_path, limit + 1, "training.max_example_tokens")
 
 
 def test_model_describe_catalogue_describes_the_default_model_as_its_files_do(default_model: Path) -> None:
@@ -228,7 +228,9 @@ def test_model_describe_a_token_goes_through_one_expert_or_more_of_those_that_th
     tiny_model: Path, tmp_path: Path, chosen: int
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {"num_experts": 8, "num_experts_per_tok": chosen})
-    with pytest.raises(ModelError, match=f"num_experts_per_tok: {chosen}, of 8 experts"):
+    with pytest.raises(
+        ModelError, match=f"num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, 8"
+    ):
         describe_model(copy)
 
 
@@ -253,7 +255,7 @@ def test_model_describe_what_else_stands_in_a_config_stops_no_description(
 def test_model_describe_a_config_that_nests_too_deeply_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {})
     (copy / "config.json").write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    with pytest.raises(ModelError, match="nests too deeply"):
+    with pytest.raises(ModelError, match="is nested too deeply"):
         describe_model(copy)
 
 
@@ -263,7 +265,7 @@ def test_model_describe_an_index_names_files_of_its_own_directory(
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {})
     (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ModelError, match=r"index\.json' (names the weight file '[./]|must say in 'weight_map')"):
+    with pytest.raises(ModelError, match=r"index\.json' (names the weight file '[./]|must have a 'weight_map')"):
         describe_model(copy)
 
 

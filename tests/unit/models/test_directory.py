@@ -158,7 +158,7 @@ def test_model_directory_model_file_that_the_configuration_names_must_be_the_one
     directory = make_directory("another format next to it", tiny_model, tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": "consolidated.safetensors"}))
-    with pytest.raises(ModelError, match=r"names in transformers_weights the file 'consolidated\.safetensors'"):
+    with pytest.raises(ModelError, match=r"has transformers_weights: 'consolidated\.safetensors'"):
         find_model(directory)
     (directory / "config.json").write_text(json.dumps(config | {"transformers_weights": "model.safetensors"}))
     assert find_model(directory) == directory
@@ -190,7 +190,7 @@ def test_model_directory_model_weights_that_overflow_the_dtype_asked_for_are_ref
     weights["model.norm.weight"][0] = 1e6
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     load_causal_lm(directory, "bfloat16")
-    with pytest.raises(ModelError, match=r"weight 'model\.norm\.weight' .* has NaN or infinite numbers"):
+    with pytest.raises(ModelError, match=r"weight 'model\.norm\.weight' .* has NaN or infinite values"):
         load_causal_lm(directory, "float16")
 
 
@@ -212,5 +212,5 @@ def test_model_directory_model_directories_with_something_else_in_a_files_place_
         os.mkfifo(file)
     else:
         file.symlink_to(name if kind == "link to itself" else "blob")
-    with pytest.raises(ModelError, match=f"{name}' is no file, or a link to one that is not there"):
+    with pytest.raises(ModelError, match=f"{name}' is not a file, or is a broken link"):
         find_model(directory)

@@ -58,7 +58,7 @@ def test_model_loading_an_unknown_architecture_is_refused(model_copy: Path) -> N
 
 def test_model_loading_damaged_weights_are_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match=r"model\.safetensors' is damaged or not safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors' is damaged, or is not a safetensors file"):
         load_causal_lm(model_copy, "float32")
 
 
@@ -86,7 +86,7 @@ def test_model_loading_a_damaged_tokenizer_is_refused(model_copy: Path) -> None:
 
 def test_model_loading_a_tokenizer_with_a_length_that_is_no_number_is_refused(model_copy: Path) -> None:
     edit_json(model_copy / "tokenizer_config.json", model_max_length="long")
-    with pytest.raises(ModelError, match=r"says model_max_length: 'long', where a number belongs"):
+    with pytest.raises(ModelError, match=r"has model_max_length: 'long', but it must be a number"):
         load_tokenizer(model_copy)
 
 
@@ -100,7 +100,7 @@ def test_model_loading_what_a_library_quotes_of_a_file_is_cut_short(model_copy: 
 @pytest.mark.parametrize("named", ["2", 2.5, True, [None], [[2]], 2**31])
 def test_model_loading_stop_tokens_that_are_no_token_ids_are_refused(model_copy: Path, named: object) -> None:
     edit_json(model_copy / "generation_config.json", eos_token_id=named)
-    with pytest.raises(ModelError, match=r"generation_config.json' says eos_token_id: .*, where token ids belong"):
+    with pytest.raises(ModelError, match=r"generation_config.json' has eos_token_id: .*, but it must be a token ID"):
         stop_token_ids(model_copy)
 
 

@@ -155,7 +155,7 @@ def test_model_resolve_a_model_that_the_hub_does_not_have(tmp_path: Path, small_
 
 def test_model_resolve_an_index_that_is_no_index_is_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
-    with pytest.raises(ModelError, match="must say in 'weight_map'"):
+    with pytest.raises(ModelError, match="must have a 'weight_map'"):
         resolve_model(str(model_copy))
 
 
@@ -169,5 +169,5 @@ def test_model_resolve_an_index_of_a_name_that_no_file_can_have_is_refused(model
 def test_model_resolve_a_weight_file_that_is_no_file_is_not_waited_for(model_copy: Path) -> None:
     (model_copy / "model.safetensors").unlink()
     os.mkfifo(model_copy / "model.safetensors")
-    with pytest.raises(ModelError, match=r"has no weights: a file 'model.safetensors' is missing"):
+    with pytest.raises(ModelError, match=r"has no weights: the file 'model.safetensors' is missing"):
         resolve_model(model_copy)

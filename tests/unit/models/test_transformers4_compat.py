@@ -12,7 +12,11 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer
 from worlds.exported_models import FAMILIES, config_of
 
-from roll.models.older_spellings import add_older_config_keys, add_older_tokenizer_keys, write_older_spellings
+from roll.models.transformers4_compat import (
+    add_older_config_keys,
+    add_older_tokenizer_keys,
+    write_transformers4_settings,
+)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 5e5}
 
@@ -89,7 +93,7 @@ def test_transformers4_compat_older_config_keys_mean_the_same_to_this_version(tm
     config = config_of(name)
     config.save_pretrained(tmp_path)
     expected = AutoConfig.from_pretrained(tmp_path)
-    write_older_spellings(tmp_path)
+    write_transformers4_settings(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert ("rope_theta" in written and "torch_dtype" in written) or config.dtype is None
     found = AutoConfig.from_pretrained(tmp_path)
@@ -99,7 +103,7 @@ def test_transformers4_compat_older_config_keys_mean_the_same_to_this_version(tm
         else:
             assert getattr(found, key) == value, key
     before = (tmp_path / "config.json").read_bytes()
-    write_older_spellings(tmp_path)
+    write_transformers4_settings(tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
 
 
@@ -109,11 +113,11 @@ def test_transformers4_compat_older_config_keys_that_this_version_reads_otherwis
     config_of("llama").save_pretrained(tmp_path)
     before = (tmp_path / "config.json").read_bytes()
     monkeypatch.setattr(
-        "roll.models.older_spellings.add_older_config_keys",
+        "roll.models.transformers4_compat.add_older_config_keys",
         lambda config: dict(config) | {"rope_scaling": {"rope_type": "linear", "factor": 3.0}},
     )
     with caplog.at_level(logging.WARNING):
-        write_older_spellings(tmp_path)
+        write_transformers4_settings(tmp_path)
     assert (tmp_path / "config.json").read_bytes() == before
     assert "transformers 4 cannot read the rotary embeddings" in caplog.text
 
@@ -137,7 +141,7 @@ def test_transformers4_compat_older_tokenizer_keys_mean_the_same_to_this_version
     AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
     shutil.copy(tiny_model / "config.json", tmp_path)
     expected = AutoTokenizer.from_pretrained(tmp_path)
-    write_older_spellings(tmp_path)
+    write_transformers4_settings(tmp_path)
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert settings["additional_special_tokens"] == ["<|endoftext|>"]

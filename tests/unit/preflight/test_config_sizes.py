@@ -111,7 +111,7 @@ def test_preflight_model_size_from_a_hub_that_does_not_answer_are_given_up(
     hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("roll.models.hub_fetch.LIMIT_S", 0.0)
+    monkeypatch.setattr("roll.models.hub_fetch.TIMEOUT_S", 0.0)
     with pytest.raises(ModelError, match=r"the config\.json of 'owner/other' .*\(the hub did not answer within 0 s\)"):
         sizes_from_config("owner/other")
 

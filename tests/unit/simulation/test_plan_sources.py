@@ -13,7 +13,7 @@ from worlds.published_configs import PUBLISHED
 from roll.cli.main import run
 from roll.config.distributions import UniformDistribution, mean_of
 from roll.errors import ConfigError, ModelError
-from roll.models.hub_fetch import LIMIT_S
+from roll.models.hub_fetch import TIMEOUT_S
 from roll.simulation.costs import engine_costs
 from roll.simulation.experts import choose_expert_parallel, expert_traffic_s
 from roll.simulation.hardware import Device, Model, device, model
@@ -60,11 +60,11 @@ def test_plan_sources_plan_gives_up_a_hub_that_does_not_answer(
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        monkeypatch.setattr("roll.models.hub_fetch.LIMIT_S", 0.5)
+        monkeypatch.setattr("roll.models.hub_fetch.TIMEOUT_S", 0.5)
         with pytest.raises(ModelError, match=r"'no-such/model' .* \(the hub did not answer within 0\.5 s\): copy the"):
             model("no-such/model")
     assert capfd.readouterr() == ("", "")
-    assert LIMIT_S <= 10
+    assert TIMEOUT_S <= 10
 
 
 def test_plan_sources_plan_quotes_the_client_of_a_hub_that_cannot_be_reached(

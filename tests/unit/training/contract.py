@@ -275,7 +275,7 @@ def _perform(rank: int, num_ranks: int, backend: str, settings: dict[str, Any], 
     kind = getattr(importlib.import_module(module), name)
     refused = REFUSED.get(settings.get("backend", "torch"), ())
     if "deepspeed" in module:
-        starting = importlib.import_module("roll.training.deepspeed.starting")
+        starting = importlib.import_module("roll.training.deepspeed.initialize")
         starting.PERSISTENT_NUMEL = 50  # type: ignore[attr-defined]  # else a tiny model's weights all stay whole
     meeting = f"file://{place.directory / 'meeting'}" if num_ranks > 1 else None
     built: list[TrainBackend] = []

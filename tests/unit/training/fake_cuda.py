@@ -24,7 +24,7 @@ CUDA = torch.device("cuda", 0)
 @contextlib.contextmanager
 def fake_cuda() -> Iterator[None]:
     """Inside, `cuda` is a device with fake tensors, and a trainer on it reads no numbers."""
-    state, skeleton = torch.zeros(16, dtype=torch.uint8), dry_run._skeleton
+    state, skeleton = torch.zeros(16, dtype=torch.uint8), dry_run._build_meta_network
     instead: dict[str, Any] = {
         "torch.accelerator.device_count": lambda: 1,
         "torch.accelerator.set_device_index": lambda index: None,
@@ -32,14 +32,16 @@ def fake_cuda() -> Iterator[None]:
         "torch.cuda.set_rng_state": lambda state, device: None,
         "torch.cuda.get_device_capability": lambda device: (9, 0),
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
-        "roll.training.backend.build_network": lambda *given: skeleton(*given, dry_run._Unread()).to_empty(device=CUDA),
+        "roll.training.backend.build_network": lambda *given: skeleton(*given, dry_run._MetaWeights()).to_empty(
+            device=CUDA
+        ),
         "roll.training.rank.Ranks": dry_run._Ranks,
         "roll.training.passes.collect": lambda *args: None,
-        "roll.training.passes.collect_top": lambda *args: None,
-        "roll.training.passes.complete": lambda *args, **more: None,
-        "roll.training.passes.deal_in_order": lambda *args: [],
+        "roll.training.passes.collect_topk": lambda *args: None,
+        "roll.training.passes.fill_missing_outputs": lambda *args, **more: None,
+        "roll.training.passes.order_outputs": lambda *args: [],
         "roll.training.optimizer.Optimizer.steps": lambda own: dict.fromkeys(own._locals, 0),
-        "roll.training.network.routing.Routing._take": lambda *args: None,
+        "roll.training.network.routing.Routing._count_choice": lambda *args: None,
         "roll.training.network.routing.Routing.load": lambda *args: None,
         "roll.training.network.routing.Routing.metrics": lambda *args: {},
     }

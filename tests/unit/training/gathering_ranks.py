@@ -14,8 +14,8 @@ from training_helpers import make_batch, make_spec
 
 from roll.algorithms.losses import PolicyLoss
 from roll.training import TorchBackend
-from roll.training.dry_run import _Watch
-from roll.training.parallel.collectives import gather_into, gathered_by_first, scatter_sum_into
+from roll.training.dry_run import _MemoryTracker
+from roll.training.parallel.collectives import all_gather_into, gather_on_first, reduce_scatter_into
 from roll.training.precision import Precision
 
 RANKS = 3
@@ -35,16 +35,16 @@ def collected(rank: int) -> dict[str, Any]:
     group = dist.group.WORLD
     assert group is not None
     whole = torch.full((2 * RANKS, 3), -1.0)
-    gather_into(whole, part_of(rank), group)
+    all_gather_into(whole, part_of(rank), group)
     in_place = torch.full((2 * RANKS, 3), -1.0)
     own = in_place[2 * rank : 2 * rank + 2].copy_(part_of(rank))
-    gather_into(in_place, own, group)
+    all_gather_into(in_place, own, group)
     total = torch.empty(2, 3)
     share = share_of(rank)
-    scatter_sum_into(total, share, group)
+    reduce_scatter_into(total, share, group)
     assert torch.equal(share, share_of(rank))
     again = torch.empty(2, 3)
-    scatter_sum_into(again, share, group, overwrite=True)
+    reduce_scatter_into(again, share, group, overwrite=True)
     assert torch.equal(again, total)
     rows = torch.arange(8.0).view(4, 2)
     parts = [*rows.chunk(RANKS), *[rows.new_empty(0, 2)] * RANKS]
@@ -52,17 +52,17 @@ def collected(rank: int) -> dict[str, Any]:
         "gathered": whole,
         "in place": in_place,
         "total": total,
-        "by first": gathered_by_first(parts[rank], 4, group),
+        "by first": gather_on_first(parts[rank], 4, group),
     }
 
 
 def held(model: Path, **ranks: Any) -> dict[str, int]:
     """Bytes of tensors that a rank holds: between steps, after one, at its peak."""
-    spec, watch, resize = dataclasses.replace(make_spec(model), **ranks), _Watch(), torch.UntypedStorage.resize_
+    spec, watch, resize = dataclasses.replace(make_spec(model), **ranks), _MemoryTracker(), torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         result = resize(storage, size)
-        watch.resized(storage)
+        watch.on_resize(storage)
         return result
 
     with mock.patch("torch.UntypedStorage.resize_", resized), watch:

@@ -34,10 +34,10 @@ def megatron_on_cpu() -> Iterator[None]:
     """Inside the block the back-end accepts a CPU, and Megatron computes on it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from roll.training.megatron import starting
+        from roll.training.megatron import initialize
     cpu = torch.device("cpu")
     with (
-        mock.patch.object(starting, "DEVICES", ("cpu",)),
+        mock.patch.object(initialize, "DEVICES", ("cpu",)),
         mock.patch.object(torch.cuda, "current_device", lambda: cpu),
         _OnCpu(),
     ):

@@ -16,8 +16,8 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
-from roll.training.memory import saved
-from roll.training.memory.main_memory import MainMemory
+from roll.training.memory import activation_offload
+from roll.training.memory.host_memory import HostMemory
 from roll.training.packing import blocks
 
 OFFLOAD: dict[str, dict[str, Any]] = {
@@ -42,14 +42,14 @@ def apart() -> Iterator[list[int]]:
     """A device whose memory is not the host's: what moves is copied, however small. Gives the sizes of what left."""
     left: list[int] = []
 
-    def away(_: MainMemory, tensor: torch.Tensor) -> torch.Tensor:
+    def away(_: HostMemory, tensor: torch.Tensor) -> torch.Tensor:
         left.append(tensor.nbytes)
         return tensor.clone()
 
     with (
-        mock.patch.object(MainMemory, "away", away),
-        mock.patch.object(MainMemory, "back", lambda _, tensor: tensor.clone()),
-        mock.patch.object(saved, "MIN_BYTES", 1),
+        mock.patch.object(HostMemory, "to_host", away),
+        mock.patch.object(HostMemory, "to_device", lambda _, tensor: tensor.clone()),
+        mock.patch.object(activation_offload, "MIN_BYTES", 1),
         mock.patch.object(blocks, "MIN_SHARED", 2),
     ):
         yield left
@@ -62,10 +62,10 @@ def build(model: Path, settings: Mapping[str, Any], **ranks: Any) -> TorchBacken
 def three_steps(backend: TorchBackend) -> dict[str, Any]:
     """Losses, norms, and all that a checkpoint would hold of this rank's weights and moments."""
     results = [backend.train_step(make_batch(seed), PolicyLoss()) for seed in range(3)]
-    return {"losses": [(r.loss, r.grad_norm) for r in results], **state_of(backend)}
+    return {"losses": [(r.loss, r.grad_norm) for r in results], **collect_state(backend)}
 
 
-def state_of(backend: TorchBackend) -> dict[str, Any]:
+def collect_state(backend: TorchBackend) -> dict[str, Any]:
     found = {f"weight/{n}": backend.masters.local(n).clone() for n in backend.masters.parameters}
     for name, moments in backend.optimizer.moments().items():
         found |= {f"{label}/{name}": moment.clone() for label, moment in moments.items()}
@@ -111,5 +111,5 @@ def check_checkpoints(directory: Path, plain: TorchBackend, offloaded: TorchBack
         source.train_step(make_batch(3), PolicyLoss())
         target.load(path)
         target.train_step(make_batch(3), PolicyLoss())
-        wrong = differing(state_of(target), state_of(source))
+        wrong = differing(collect_state(target), collect_state(source))
         assert not wrong, wrong[:3]

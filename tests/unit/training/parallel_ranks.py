@@ -16,7 +16,7 @@ from roll.algorithms.losses import CreditedLoss, DistillationLoss, PolicyAndValu
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
-from roll.training.outgoing import outgoing
+from roll.training.engine_weights import engine_weights
 from roll.training.precision import Precision
 from roll.types import AttentionRange, Divergence, ForwardOptions, TrainingBatch
 
@@ -55,13 +55,13 @@ NUM_RANKS = 4
 
 def whole_grads(backend: TorchBackend) -> dict[str, torch.Tensor]:
     """The gradients of the step before, of all stages."""
-    return backend.ranks.of_all_stages(grads_of(backend))
+    return backend.ranks.merge_stages(grads_of(backend))
 
 
 def in_codes(backend: TorchBackend) -> dict[str, torch.Tensor]:
     """What engines get of a policy whose linear weights travel as int8; empty on ranks other than 0."""
     spec = dataclasses.replace(backend.spec, quantization="int8")
-    return {name: tensor.clone() for name, tensor in outgoing(backend, spec) if tensor is not None}
+    return {name: tensor.clone() for name, tensor in engine_weights(backend, spec) if tensor is not None}
 
 
 def work(

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from roll.training.memory.main_memory import MainMemory
+from roll.training.memory.host_memory import HostMemory
 
 _UNREAD = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_full", "new_ones")
 """Operations that ask a tensor for its shape alone."""
@@ -189,10 +189,10 @@ def _written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 @contextlib.contextmanager
 def device_of_streams() -> Iterator[Streams]:
-    """Inside, `MainMemory` moves between a device and main memory that are both this host's, under watch."""
+    """Inside, `HostMemory` moves between a device and main memory that are both this host's, under watch."""
     streams, empty_like, to = Streams(), torch.empty_like, torch.Tensor.to
 
-    def begin(memory: MainMemory, device: torch.device) -> None:
+    def begin(memory: HostMemory, device: torch.device) -> None:
         memory.device, memory._stream, memory._arriving = device, streams.side(), deque()  # type: ignore[assignment]
 
     def made_like(tensor: Tensor, **more: Any) -> Tensor:
@@ -203,7 +203,7 @@ def device_of_streams() -> Iterator[Streams]:
         return streams.to_device(tensor) if to_device and streams.is_host_s(tensor) else to(tensor, *args, **more)
 
     instead: dict[str, Any] = {
-        "roll.training.memory.main_memory.MainMemory.__init__": begin,
+        "roll.training.memory.host_memory.HostMemory.__init__": begin,
         "torch.accelerator.current_stream": lambda *_: streams.current,
         "torch.empty_like": made_like,
         "torch.Tensor.to": brought,

@@ -18,7 +18,7 @@ from training_helpers import branching_batch, grads_of, make_spec, relative_erro
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError
 from roll.training import TorchBackend
-from roll.training.memory.recompute import slice_mlps
+from roll.training.memory.activation_checkpointing import tile_mlps
 from roll.training.packing import blocks
 from roll.training.precision import Precision
 
@@ -59,7 +59,7 @@ def test_activation_checkpointing_dropout_is_the_same_when_an_mlp_runs_again() -
     found = []
     for whole in (True, False):
         if not whole:
-            slice_mlps(mlp, 4)
+            tile_mlps(mlp, 4)
         torch.manual_seed(0)
         result = torch.cat([mlp(part) for part in x.split(4, dim=1)], dim=1) if whole else mlp(x)
         torch.manual_seed(1)  # by then the state has moved on
@@ -87,5 +87,5 @@ def test_activation_checkpointing_routers_are_counted_once_and_replayed_alike(
 
 def test_activation_checkpointing_a_model_without_such_an_mlp_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
-    with pytest.raises(ModelError, match=r"tiled_mlp_tokens is 8, and .* has no MLP"):
+    with pytest.raises(ModelError, match=r"tiled_mlp_tokens is 8, but .* has no MLP"):
         TorchBackend(make_spec(path, tiled_mlp_tokens=8))

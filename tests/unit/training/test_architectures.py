@@ -25,7 +25,7 @@ from roll.models import load_causal_lm, mixers
 from roll.protocols import WeightSource
 from roll.training import TorchBackend
 from roll.training.attention.packed import register_attention
-from roll.training.network import packable
+from roll.training.network import packing_check
 from roll.training.network.policy import PolicyNetwork
 from roll.training.packing import blocks
 from roll.training.precision import Precision
@@ -174,21 +174,21 @@ def test_trainer_architecture_weights_have_the_checkpoint_s_names_and_an_export_
 @pytest.fixture
 def llama(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model as the trainer loads it, tried anew."""
-    monkeypatch.setattr(packable, "_passed", set())
+    monkeypatch.setattr(packing_check, "_passed", set())
     monkeypatch.setattr(mixers, "_known", {})
     return load_causal_lm(tiny_model, torch.float32, attention=register_attention())
 
 
 def test_trainer_architecture_logits_that_are_changed_in_an_unknown_way_are_refused(llama: Any) -> None:
     llama.lm_head.register_forward_hook(lambda module, args, output: output.tanh())
-    packable.make_packable(llama)
+    packing_check.make_packable(llama)
     with pytest.raises(ModelError, match="logits are changed"):
         PolicyNetwork(llama)
 
 
 def test_trainer_architecture_a_state_that_passes_from_text_to_text_is_refused(llama: Any) -> None:
     llama.model.embed_tokens.register_forward_hook(lambda module, args, output: output.cumsum(1))
-    packable.make_packable(llama)
+    packing_check.make_packable(llama)
     with pytest.raises(ModelError, match="passes from one text of a packed row to the next"):
         PolicyNetwork(llama)
 
@@ -199,8 +199,8 @@ def test_trainer_architecture_attention_with_an_unknown_term_is_refused(llama: A
     llama.model.layers[0].self_attn.forward = lambda *a, **k: tuple(
         x if x is None else x * (2 if eager() else 1) for x in forward(*a, **k)
     )
-    packable.make_packable(llama)
-    with pytest.raises(ModelError, match="needs more than the trainer's packed attention gives"):
+    packing_check.make_packable(llama)
+    with pytest.raises(ModelError, match="needs features that the trainer's packed attention does not support"):
         PolicyNetwork(llama)
 
 
@@ -212,7 +212,7 @@ def test_trainer_architecture_attention_of_a_model_s_own_is_computed_text_by_tex
         return attention.o_proj(attention.v_proj(hidden_states).cumsum(1).repeat(1, 1, 2)), None
 
     attention.forward = own
-    packable.make_packable(llama)
+    packing_check.make_packable(llama)
     PolicyNetwork(llama)
 
 
@@ -278,8 +278,6 @@ def test_trainer_architecture_weights_that_are_no_numbers_are_refused(
     weights = load_file(copy / "model.safetensors")
     weights["model.layers.0.input_layernorm.weight"].fill_(number)
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    refused = pytest.raises(
-        ModelError, match=r"weight .* has NaN or infinite numbers, so nothing can be computed with it"
-    )
-    with mock.patch.object(packable, "_passed", set()), refused:
+    refused = pytest.raises(ModelError, match=r"weight .* has NaN or infinite values, so the model cannot be used")
+    with mock.patch.object(packing_check, "_passed", set()), refused:
         TorchBackend(make_spec(copy, dtype=dtype))

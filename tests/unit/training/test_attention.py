@@ -15,9 +15,9 @@ from training_helpers import branching_batch, make_batch, needs_cuda
 
 from roll.errors import ModelError
 from roll.models import AttentionForm
+from roll.training.attention import matmul_attention, varlen
 from roll.training.attention import packed as attention
-from roll.training.attention import products, varlen
-from roll.training.attention.calls import Prefixes, Rows, Shared, compute
+from roll.training.attention.calls import Prefixes, RowIndex, TreeCall, compute
 from roll.training.attention.packed import AttentionPlan, packed_attention
 from roll.training.packing import blocks
 from roll.training.packing.layout import PackedLayout, build_layout
@@ -139,8 +139,8 @@ def test_attention_blocked_products_in_tiles_of_any_size_equal_attention_written
 ) -> None:
     for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0)
-    monkeypatch.setattr(products, "TILE_ROWS", rows)
-    monkeypatch.setattr(products, "TILE_WEIGHTS", weights)
+    monkeypatch.setattr(matmul_attention, "TILE_ROWS", rows)
+    monkeypatch.setattr(matmul_attention, "TILE_WEIGHTS", weights)
     compare(make_layout(), dtype=torch.float64, limit=1e-10)
 
 
@@ -180,7 +180,7 @@ def test_attention_gradients_are_added_up_where_one_branchs_context_is_part_of_a
         *([*trunk[:n], *range(1000 * i, 1000 * i + 31)] for i, n in enumerate((90, 90, 95, 95), 1)), unit=0
     )
     shared = [call for call in AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(AttentionForm(scale=1.0))
-              if isinstance(call, Shared)]  # fmt: skip
+              if isinstance(call, TreeCall)]  # fmt: skip
     assert any(len(call.prefixes.rows.members) > len(call.prefixes.rows.members.unique()) for call in shared)
     compare(layout, dtype=torch.float64, limit=1e-10)
 
@@ -206,7 +206,7 @@ def test_attention_soft_caps_sinks_and_narrower_values_equal_attention_written_o
     for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0 if how == "blocked" else 10_000)
     monkeypatch.setattr(attention, "blocked_supported", lambda device: how != "all together")
-    monkeypatch.setattr(products, "TILE_ROWS", 5)
+    monkeypatch.setattr(matmul_attention, "TILE_ROWS", 5)
     layout = make_layout()
     q, k, v, grad = tensors(layout, torch.float64)
     v, grad = v.detach()[..., :5].clone().requires_grad_(), grad[..., :5]
@@ -238,22 +238,22 @@ def test_attention_gradients_of_what_many_queries_share_are_added_up_in_float32(
     k = torch.zeros_like(v)
     q[..., 0], k[0, 0, 0, 0] = 8, 64  # all look at the first key alone
     v.requires_grad_()
-    with mock.patch.object(products, "TILE_ROWS", 1):
-        products.blocked_products(q, k, v, None, AttentionForm(1.0)).sum().backward()
+    with mock.patch.object(matmul_attention, "TILE_ROWS", 1):
+        matmul_attention.blocked_attention(q, k, v, None, AttentionForm(1.0)).sum().backward()
     assert v.grad is not None and v.grad[0, 0].tolist() == [[300.0] * 8]
 
 
 @pytest.mark.parametrize("own_prefixes", [False, True])
 def test_attention_gradients_of_a_common_prefix_are_added_up_in_float32(own_prefixes: bool) -> None:
-    def rows(entries: list[int]) -> Rows:
+    def rows(entries: list[int]) -> RowIndex:
         index = torch.tensor(entries)
-        return Rows(index, index, torch.arange(len(entries)), (len(entries), 1))
+        return RowIndex(index, index, torch.arange(len(entries)), (len(entries), 1))
 
     x = torch.zeros(301, 1, 1, dtype=torch.bfloat16, requires_grad=True)
     before = rows([0] * 300) if own_prefixes else rows([0])
     owners = torch.arange(300) if own_prefixes else torch.zeros(300, dtype=torch.int64)
     bias = torch.zeros(300, 1, 1, 1, 2)
-    call = Shared(rows(list(range(1, 301))), Prefixes(before, owners, own_prefixes), "dense", bias)
+    call = TreeCall(rows(list(range(1, 301))), Prefixes(before, owners, own_prefixes), "dense", bias)
     # queries are 0, so that each segment gives half of its weight to the prefix; in bfloat16, 128 + 1/2 is 128
     compute(call, torch.zeros_like(x), torch.zeros_like(x), x, AttentionForm(1.0)).sum().backward()
     assert x.grad is not None and x.grad.flatten().tolist() == [150.0] + [0.5] * 300

@@ -22,7 +22,7 @@ from roll.errors import UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.attention import maps as attention_maps
-from roll.training.attention.maps import observed_layers
+from roll.training.attention.maps import select_observed_layers
 from roll.training.precision import Precision
 from roll.types import (
     AttentionRange,
@@ -56,7 +56,7 @@ def reference_statistics(model: Any, batch: TrainingBatch) -> list[tuple[list[fl
         ids = torch.from_numpy(sample.token_ids.astype(np.int64))[None]
         with torch.no_grad():
             attentions = model(input_ids=ids, output_attentions=True).attentions
-        maps = [m for layer in observed_layers(num_layers) for m in attentions[layer][0].double().numpy()]
+        maps = [m for layer in select_observed_layers(num_layers) for m in attentions[layer][0].double().numpy()]
         n, first = int(np.flatnonzero(sample.loss_mask)[-1]), sample.prefix_length
         far = []
         for m in maps:
@@ -124,7 +124,7 @@ def assert_close(found: list[AttentionStatistics], expected: list[Any], batch: T
 def test_attention_map_statistics_equal_those_of_eager_maps(
     monkeypatch: pytest.MonkeyPatch, model_path: Path, settings: dict[str, Any], elements: int, look: Any
 ) -> None:
-    monkeypatch.setitem(attention_maps.MAP_ELEMENTS, "cpu", elements)  # one row of maps at a time, or all
+    monkeypatch.setitem(attention_maps.MAX_MAP_ELEMENTS, "cpu", elements)  # one row of maps at a time, or all
     batch = make_batch(**SHAPE)
     model = load_causal_lm(model_path, torch.float64, attention="eager")
     expected = reference_statistics(model, batch)
@@ -237,7 +237,7 @@ def test_attention_map_an_empty_answer_gets_zeros(model_path: Path) -> None:
 def test_attention_map_layers_are_spaced_evenly_over_the_middle_third(
     num_layers: int, expected: tuple[int, ...]
 ) -> None:
-    assert observed_layers(num_layers) == expected
+    assert select_observed_layers(num_layers) == expected
 
 
 def test_attention_map_a_critic_has_no_policy_to_look_at(model_path: Path) -> None:

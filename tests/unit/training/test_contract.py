@@ -241,7 +241,7 @@ def test_train_backend_a_critics_values_and_a_references_logprobs(
 ) -> None:
     same_arrays(found["critic"]["values"], expected["critic"]["values"])
     same_arrays(found["frozen"]["logprobs"], expected["frozen"]["logprobs"])
-    assert "role 'reference' has no train_step" in found["frozen"]["raised"]
+    assert "role 'reference' does not support train_step" in found["frozen"]["raised"]
 
 
 def test_train_backend_a_saved_trainer_goes_on_as_if_nothing_had_happened(

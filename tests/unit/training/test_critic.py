@@ -249,7 +249,7 @@ def test_critic_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> Non
     critic, policy = TorchBackend(critic_spec(tiny_model)), TorchBackend(make_spec(tiny_model))
     with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
         logprobs_of(critic, batch)
-    with pytest.raises(UnsupportedError, match="role 'policy' has no values: ask a critic"):
+    with pytest.raises(UnsupportedError, match="role 'policy' does not compute values: use a critic"):
         values_of(policy, batch)
     with pytest.raises(ValueError, match="this loss needs returns"):
         critic.train_step(make_batch(), VALUE_LOSS)

@@ -19,7 +19,7 @@ from roll.types import LossInputs
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make setup DEEPSPEED=yes")
 
-from roll.training.deepspeed import starting
+from roll.training.deepspeed import initialize
 from roll.training.deepspeed.backend import DeepSpeedBackend
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,7 @@ def built(model: Path, stage: int, **settings: Any) -> DeepSpeedBackend:
 
 @pytest.fixture(autouse=True)
 def _spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "PERSISTENT_NUMEL", 50)  # else a tiny model's weights all stay whole
+    monkeypatch.setattr(initialize, "PERSISTENT_NUMEL", 50)  # else a tiny model's weights all stay whole
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -42,12 +42,12 @@ def test_deepspeed_bfloat16_gradients_are_added_up_in_float32_and_move_float32_m
 ) -> None:
     torch_backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **SETTINGS))
     mine = built(tiny_model, stage, dtype="bfloat16", **SETTINGS)
-    assert mine.spread is not None
-    before = {name: mine.spread.full(name).clone() for name in mine.spread.parameters}
+    assert mine.full_weights is not None
+    before = {name: mine.full_weights.read_full(name).clone() for name in mine.full_weights.parameters}
     expected, found = (backend.train_step(make_batch(7), PolicyLoss()) for backend in (torch_backend, mine))
     assert found.loss == pytest.approx(expected.loss, rel=1e-3)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
-    masters = {name: mine.spread.full(name) for name in before}
+    masters = {name: mine.full_weights.read_full(name) for name in before}
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
     moves = {name: masters[name] - before[name] for name in before}
     others = {name: torch_backend.masters.full(name) - before[name] for name in before}
@@ -57,7 +57,7 @@ def test_deepspeed_bfloat16_gradients_are_added_up_in_float32_and_move_float32_m
 
 
 def test_deepspeed_stage_0_is_for_float32_alone(tiny_model: Path) -> None:
-    with pytest.raises(ModelError, match=r"zero_stage 0 trains in float32 only, and .* is 'bfloat16'"):
+    with pytest.raises(ModelError, match=r"zero_stage 0 supports float32 only, but .* is 'bfloat16'"):
         built(tiny_model, 0, dtype="bfloat16")
 
 
@@ -70,7 +70,7 @@ def test_deepspeed_at_stage_3_a_step_leaves_nothing_gathered_and_loading_is_seen
     first = logprobs_of(backend, batch)
     backend.train_step(make_batch(), PolicyLoss())
     list(backend.weights())
-    assert all(p.numel() == 0 for p in backend.network.parameters() if p.ds_numel > starting.PERSISTENT_NUMEL)
+    assert all(p.numel() == 0 for p in backend.network.parameters() if p.ds_numel > initialize.PERSISTENT_NUMEL)
     moved = logprobs_of(backend, batch)
     backend.load(tmp_path / "fresh")
     again = logprobs_of(backend, batch)
@@ -95,7 +95,7 @@ def test_deepspeed_a_loss_that_fails_halfway_is_told_apart_from_one_that_fails_a
     calls.append(1)
     with pytest.raises(RuntimeError, match="a test breaks it"):
         backend.train_step(make_batch(), FailsAt())
-    with pytest.raises(UnsupportedError, match="go on from a checkpoint"):
+    with pytest.raises(UnsupportedError, match="resume from a checkpoint"):
         backend.train_step(make_batch(), PolicyLoss())
 
 

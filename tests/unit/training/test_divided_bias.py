@@ -23,7 +23,7 @@ def test_tensor_parallel_bias_a_bias_is_added_once_whatever_the_number_of_ranks(
     for bias in (layer.mlp.up_proj.bias, layer.mlp.down_proj.bias):
         torch.nn.init.normal_(bias)
     up, down = (getattr(layer.mlp, name).bias.detach().clone() for name in ("up_proj", "down_proj"))
-    monkeypatch.setattr(tensor, "scatter_sum", lambda share, group: share)
+    monkeypatch.setattr(tensor, "reduce_scatter", lambda share, group: share)
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
         tensor.divide(model, model.model, model.lm_head, init_device_mesh("cpu", (2,)))

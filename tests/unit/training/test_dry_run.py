@@ -22,7 +22,7 @@ from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
 from roll.models import describe_model
 from roll.training import TorchBackend
-from roll.training.dry_run import DryRun, Traffic, dry_run
+from roll.training.dry_run import Collective, DryRun, dry_run
 from roll.training.network import logprobs
 from roll.training.spec import TrainerSpec
 from roll.types import Needs
@@ -101,14 +101,14 @@ def test_dry_run_it_gathers_every_layer_twice_and_both_ends_and_the_rest_once_an
     model: Path,
 ) -> None:
     found = tried(model, tp=2)
-    assert found.counts[Traffic("all_gather", "shards", 2)] == 2 * LAYERS + 3
-    assert found.counts[Traffic("reduce_scatter", "shards", 2)] == LAYERS + 3
-    assert found.counts[Traffic("all_gather", "tp", 2)] == 4 * LAYERS + 2
+    assert found.counts[Collective("all_gather", "shards", 2)] == 2 * LAYERS + 3
+    assert found.counts[Collective("reduce_scatter", "shards", 2)] == LAYERS + 3
+    assert found.counts[Collective("all_gather", "tp", 2)] == 4 * LAYERS + 2
 
 
 def test_dry_run_stages_send_what_passes_between_them(model: Path) -> None:
     first, last = (tried(model, rank, pp=2) for rank in (0, 2))
-    up, down = Traffic("send", "pp", 2), Traffic("recv", "pp", 2)
+    up, down = Collective("send", "pp", 2), Collective("recv", "pp", 2)
     assert first.counts[up] == last.counts[down] == first.counts[down] == last.counts[up] == 1
     assert first.bytes[up] == last.bytes[down]
 
@@ -116,7 +116,7 @@ def test_dry_run_stages_send_what_passes_between_them(model: Path) -> None:
 def test_dry_run_stages_of_two_parts_send_three_times_as_much_as_those_of_one(model: Path) -> None:
     """Of four parts, each rank has two, and between them states pass three times, and back."""
     first, last = (tried(model, rank, pp=2, vpp=2) for rank in (0, 2))
-    up, down = Traffic("send", "pp", 2), Traffic("recv", "pp", 2)
+    up, down = Collective("send", "pp", 2), Collective("recv", "pp", 2)
     assert first.counts[up] == last.counts[down] == first.counts[down] == last.counts[up] == 3
     assert [list(layers) for layers in first.layers] == [[0], [2]]
     assert [list(layers) for layers in last.layers] == [[1], [3]]
@@ -132,13 +132,15 @@ def test_dry_run_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path
                 make_spec(model, dtype="bfloat16", **training), rank=rank, world_size=4, device="cpu"
             )
             found = dry_run(spec, make_batch(0, vocab=256, groups=8), Needs()).counts
-            num = found[Traffic("send", "pp", 2)] // (2 * vpp - 1)
+            num = found[Collective("send", "pp", 2)] // (2 * vpp - 1)
             assert num > 4
             each_layer = 2 * num * LAYERS // 2
             assert (
-                each_layer < found[Traffic("all_gather", "shards", 2)] <= each_layer + 1 + max(each_part * vpp, 1) * num
+                each_layer
+                < found[Collective("all_gather", "shards", 2)]
+                <= each_layer + 1 + max(each_part * vpp, 1) * num
             )
-            assert found[Traffic("reduce_scatter", "shards", 2)] == num * (LAYERS // 2 + buckets)
+            assert found[Collective("reduce_scatter", "shards", 2)] == num * (LAYERS // 2 + buckets)
 
 
 def test_dry_run_a_model_that_cannot_be_divided_is_refused_without_its_weights(model: Path) -> None:

@@ -17,8 +17,8 @@ from roll.errors import CheckpointError
 from roll.training import TorchBackend
 from roll.training.distributed import Ranks
 from roll.training.kernels.native import native
-from roll.training.memory import eight_bit
-from roll.training.memory.eight_bit import AdamWConstants, is_in_8_bits, new_moments, read_moments, update
+from roll.training.memory import adamw_8bit
+from roll.training.memory.adamw_8bit import AdamWConstants, new_moments, read_moments, update, uses_8_bits
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights, Precision
 from roll.training.spec import TrainerSpec
@@ -44,7 +44,7 @@ def trained(grads: list[torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tens
 
 def test_adamw_8bit_the_values_are_those_of_the_paper() -> None:
     """Dynamic trees of 8 bits: 0, 1, and in the n-th of 7 decades 2^(n-1) parts, twice as many without signs."""
-    signed, unsigned = (eight_bit._values(signed=s) for s in (True, False))
+    signed, unsigned = (adamw_8bit._quantization_values(signed=s) for s in (True, False))
     for values, parts in ((signed, 64), (unsigned, 128)):
         assert len(values.unique()) == 256
         assert values.max() == 1.0
@@ -62,7 +62,11 @@ def test_adamw_8bit_moments_are_rounded_to_the_nearest_value_of_their_block() ->
     for found, exact, signed in ((first, 0.1 * grads[0], True), (second, 0.01 * grads[0] ** 2, False)):
         for block in (slice(0, 256), slice(256, 300)):
             scale = exact[:, block].abs().amax(1, keepdim=True)
-            distance = (exact[:, block, None] / scale[..., None] - eight_bit._values(signed=signed)).abs().amin(-1)
+            distance = (
+                (exact[:, block, None] / scale[..., None] - adamw_8bit._quantization_values(signed=signed))
+                .abs()
+                .amin(-1)
+            )
             own = (found[:, block] - exact[:, block]).abs() / scale
             kept = own > distance + 1e-6
             assert not kept.any() if signed else (found[:, block][kept] > 0).all()  # what is above 0 stays so
@@ -72,7 +76,7 @@ def test_adamw_8bit_moments_are_rounded_to_the_nearest_value_of_their_block() ->
 def test_adamw_8bit_compiled_and_plain_updates_agree() -> None:
     grads, weight = gradients(6, 7, 600), torch.randn(7, 600)
     found, moments = trained(grads, weight)
-    with mock.patch.object(eight_bit, "native", lambda: None):
+    with mock.patch.object(adamw_8bit, "native", lambda: None):
         expected, plain = trained(grads, weight)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
     for name in ("moment1_codes", "moment2_codes"):  # a tie may fall to either side
@@ -145,8 +149,8 @@ def test_adamw_8bit_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments
 
 
 def test_adamw_8bit_what_is_small_keeps_whole_moments() -> None:
-    assert is_in_8_bits(torch.Size([64, 64])) and is_in_8_bits(torch.Size([4, 32, 64]))
-    assert not any(is_in_8_bits(torch.Size(shape)) for shape in ([100_000], [63, 64], [4096, 16]))
+    assert uses_8_bits(torch.Size([64, 64])) and uses_8_bits(torch.Size([4, 32, 64]))
+    assert not any(uses_8_bits(torch.Size(shape)) for shape in ([100_000], [63, 64], [4096, 16]))
 
 
 def test_adamw_8bit_deepspeed_has_whole_moments_alone() -> None:

@@ -76,7 +76,7 @@ def _directory(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_expert_parallel_what_several_ranks_say_of_a_token_is_added_up_in_float32() -> None:
     """In bfloat16, 256 + 1 is 256."""
     parts = [torch.full((1, 2), value, dtype=torch.bfloat16) for value in (256.0, 1.0, 1.0)]
-    found = experts._added(2, parts, [torch.tensor([1])] * 3)
+    found = experts._scatter_add(2, parts, [torch.tensor([1])] * 3)
     assert found.dtype == torch.float32 and found.tolist() == [[0.0, 0.0], [258.0, 258.0]]
 
 

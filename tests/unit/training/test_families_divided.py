@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 IN_FLOAT32 = ("gemma2", "gemma3", "cohere2", "olmo2")
 """Their norms compute in float32 whatever they are given."""
 REFUSED = {
-    ("llama4", "cp"): "scales queries by their place",
+    ("llama4", "cp"): "scales queries by position",
     ("gpt-oss", "cp"): "sinks",
     ("qwen3-next", "cp"): "recurrent",
     ("lfm2", "cp"): "recurrent",

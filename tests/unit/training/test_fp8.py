@@ -79,7 +79,7 @@ def computed(recipe: Any, x: Tensor, weight: Tensor, grad: Tensor) -> list[Tenso
 def test_fp8_products_are_those_of_rounded_matrices_in_float64(recipe: str, has_rows: bool) -> None:
     """Up to the rounding of the result to bfloat16 and of its sum to float32."""
     x, weight, grad = operands()
-    with mock.patch.object(fp8, "_tried", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)):
+    with mock.patch.object(fp8, "_detect_support", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)):
         found = computed(recipe, x, weight, grad)
     for own, (a, b) in zip(found, emulated(x, weight, grad, recipe), strict=True):
         exact, sizes = a @ b, a.abs() @ b.abs()
@@ -160,7 +160,7 @@ def test_fp8_scales_are_torchao_s_down_to_its_smallest_and_no_further() -> None:
     """Gradients are small: at 1e-10 they have all digits; from 1e-12 on, rows share one scale, and 0 has no other."""
     largest = torch.tensor([448.0, 1e-4, 1e-10, 1.01e-12, 1e-13, 1e-30, 0.0]).to(torch.bfloat16)
     expected = 2.0 ** -torch.floor(torch.log2(448.0 / largest.double().clamp(min=1e-12)))
-    found = fp8._scaled(largest[:, None].repeat(1, 16), torch.float8_e4m3fn)
+    found = fp8._quantize(largest[:, None].repeat(1, 16), torch.float8_e4m3fn)
     assert torch.equal(found.factor[:, 0].double(), expected)
     assert torch.equal(found.values[2].double() * expected[2], by_row(largest[2:3, None].repeat(1, 16).double())[0])
 
@@ -176,7 +176,7 @@ def test_fp8_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_row
         return plain(*args, use_fast_accum=use_fast_accum, **settings)
 
     with (
-        mock.patch.object(fp8, "_tried", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)),
+        mock.patch.object(fp8, "_detect_support", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)),
         mock.patch.object(functional, "scaled_mm", counted),
     ):
         computed(recipe, *operands())
@@ -291,7 +291,7 @@ def test_fp8_what_cannot_be_is_refused() -> None:
 def test_fp8_a_device_without_such_products_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for cached in (fp8._tried, fp8._say_that_it_is_slow):
+    for cached in (fp8._detect_support, fp8._warn_slow_on_cpu):
         cached.cache_clear()
     plain = functional.scaled_mm
 
@@ -306,14 +306,14 @@ def test_fp8_a_device_without_such_products_says_what_to_do(
     kinds = functional.ScalingType
     monkeypatch.setattr(functional, "scaled_mm", without(kinds.TensorWise))
     with pytest.raises(ModelError, match=r"this cpu device does not have \(only for compute capability >= 8.9\): set"):
-        fp8.check_products(torch.device("cpu"))
+        fp8.check_fp8_support(torch.device("cpu"))
     monkeypatch.setattr(functional, "scaled_mm", without(kinds.RowWise))
-    assert fp8._tried("cpu") == (torch.float8_e4m3fn, False)
-    fp8._tried.cache_clear()
+    assert fp8._detect_support("cpu") == (torch.float8_e4m3fn, False)
+    fp8._detect_support.cache_clear()
     monkeypatch.setattr(functional, "scaled_mm", plain)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            fp8.check_products(torch.device("cpu"))
+            fp8.check_fp8_support(torch.device("cpu"))
     assert [record.getMessage() for record in caplog.records] == [mock.ANY]
     assert "slower" in caplog.text
 
@@ -332,7 +332,7 @@ def test_fp8_memory_is_what_it_is_without(tmp_path: Path) -> None:
 @needs_cuda
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_fp8_a_large_layer_is_faster_than_in_bfloat16(recipe: Any) -> None:
-    fp8.check_products(torch.device("cuda"))
+    fp8.check_fp8_support(torch.device("cuda"))
     plain, own = (nn.Linear(4096, 14336, bias=False, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     layer_in_8_bits(own, recipe)
     x = torch.randn(8192, 4096, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -358,7 +358,7 @@ def test_fp8_a_rank_s_part_of_a_row_is_rounded_as_in_the_whole_row() -> None:
     x[:, 7] = 100.0  # all parts but the first have smaller scales than the whole
 
     def read(part: Tensor) -> Tensor:
-        values, factor = fp8._scaled(part, torch.float8_e4m3fn)
+        values, factor = fp8._quantize(part, torch.float8_e4m3fn)
         return values.float() * factor
 
     assert torch.equal(torch.cat([read(part) for part in x.split(16, dim=1)], dim=1), read(x))

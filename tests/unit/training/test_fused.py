@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from roll.training.kernels import native
 from roll.training.network import logprobs
-from roll.training.network.fused import fuse
+from roll.training.network.fused import use_fused_kernels
 from roll.training.network.logprobs import token_logprobs
 
 WIDTH = 80
@@ -74,7 +74,7 @@ def test_fused_logprobs_a_fused_module_is_as_near_the_truth_as_the_module_itself
     module = make()
     truth = exact(module, x, grad)
     plain = errors(results(module, x, grad), truth)
-    assert fuse(module) == 1
+    assert use_fused_kernels(module) == 1
     fused = results(module, x, grad)
     for mine, theirs in zip(errors(fused, truth), plain, strict=True):
         assert mine <= max(1.1 * theirs, 1e-3)
@@ -88,8 +88,8 @@ def test_fused_logprobs_what_computes_something_else_is_left_alone() -> None:
     gemma.variance_epsilon = gemma.eps  # would be taken for a Llama norm by its looks
     with torch.no_grad():
         gemma.weight.fill_(0.5)
-    assert fuse(nn.ModuleList([gemma, gate("gelu"), norm().float(), nn.LayerNorm(WIDTH)])) == 0
-    assert fuse(nn.ModuleList([norm(), gate()])) == 2
+    assert use_fused_kernels(nn.ModuleList([gemma, gate("gelu"), norm().float(), nn.LayerNorm(WIDTH)])) == 0
+    assert use_fused_kernels(nn.ModuleList([norm(), gate()])) == 2
 
 
 @needs_compiler
@@ -97,7 +97,7 @@ def test_fused_logprobs_what_computes_something_else_is_left_alone() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_fused_logprobs_what_is_not_finite_stays_so(make, value: float) -> None:
     module = make()
-    assert fuse(module) == 1
+    assert use_fused_kernels(module) == 1
     x = torch.ones(2, WIDTH, dtype=torch.bfloat16)
     x[1, 3] = value
     found = results(module, x, torch.ones(2, WIDTH))
@@ -141,7 +141,7 @@ def test_fused_logprobs_without_a_compiler_models_stay_as_they_are(monkeypatch: 
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.native.__wrapped__() is None
     monkeypatch.setattr("roll.training.network.fused.native", lambda: None)
-    assert fuse(norm()) == 0
+    assert use_fused_kernels(norm()) == 0
 
 
 def test_fused_logprobs_a_compiler_that_fails_is_reported_and_done_without(

@@ -93,7 +93,7 @@ def test_load_balancing_biases_move_towards_an_even_choice_and_are_saved_and_sen
 def test_load_balancing_what_cannot_be_divided_or_kept_even_says_so(tiny_model: Path, tmp_path: Path) -> None:
     moe = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     check_experts(moe, 2)
-    for path, reason in ((moe, "has 4 experts, which it does not divide"), (tiny_model, "is no mixture of experts")):
+    for path, reason in ((moe, "has 4 experts, which it does not divide"), (tiny_model, "is not a mixture of experts")):
         with pytest.raises(ModelError, match=reason):
             check_experts(path, 3)
     with pytest.raises(ValueError, match="deepspeed spreads weights over all ranks"):
@@ -103,7 +103,7 @@ def test_load_balancing_what_cannot_be_divided_or_kept_even_says_so(tiny_model: 
     for name, setting, reason in (
         ("deepseek-v3", {"router_aux_loss": 0.1}, "router_aux_loss_coef"),
         ("qwen3-moe", {"router_bias_rate": 0.1}, "e_score_correction_bias"),
-        ("llama3", {"router_aux_loss": 0.1}, "no mixture of experts"),
+        ("llama3", {"router_aux_loss": 0.1}, "not a mixture of experts"),
     ):
         path = write_model(tmp_path / name, tiny_model, FAMILIES[name])
         with pytest.raises(ModelError, match=reason):

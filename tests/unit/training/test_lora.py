@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from roll.config.model import LoRAConfig
-from roll.training.network.lora import adapters_off, add_adapters, find_adapters
+from roll.training.network.lora import adapters_disabled, add_adapters, find_adapters
 
 PREFIX = "base_model.model."
 
@@ -50,11 +50,11 @@ def test_lora_adapters_are_those_of_peft(make: Any, targets: Any) -> None:
     for result in results:
         result.square().sum().backward()
     assert all(torch.equal(p.grad, expected[PREFIX + n].grad) for n, p in own.items() if p.requires_grad)
-    with adapters_off(model):
+    with adapters_disabled(model):
         assert torch.equal(model(input_ids=ids).logits, base(input_ids=ids).logits)
     assert torch.equal(model(input_ids=ids).logits, results[0])
     merged, plain = theirs.merge_and_unload().state_dict(), base.state_dict()
     adapters = find_adapters(model)
     assert len(adapters) == (14 if make is qwen3 else 4)
     for name, adapter in adapters.items():
-        torch.testing.assert_close(adapter.merged(plain[name], own[adapter.a], own[adapter.b]), merged[name])
+        torch.testing.assert_close(adapter.merge(plain[name], own[adapter.a], own[adapter.b]), merged[name])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from roll.training.memory import heap
-from roll.training.memory.heap import Heap, close_heap_after
+from roll.training.memory import malloc_trim
+from roll.training.memory.malloc_trim import Heap, trim_heap_after
 
 BESIDES = 50
 
@@ -32,8 +32,8 @@ class Library:
 @pytest.fixture(name="library")
 def _library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
-    monkeypatch.setattr(heap, "_own_bytes", lambda: BESIDES + library.alive + library.free)
-    monkeypatch.setattr(heap, "_glibc", lambda: library)
+    monkeypatch.setattr(malloc_trim, "_anonymous_bytes", lambda: BESIDES + library.alive + library.free)
+    monkeypatch.setattr(malloc_trim, "_glibc", lambda: library)
     return library
 
 
@@ -41,35 +41,35 @@ def test_malloc_trim_an_eighth_of_what_is_alive_may_lie_free(library: Library) -
     found = Heap(library)
     assert (library.free, library.num_trims) == (0, 1)  # what loading left
     library.free = 100
-    assert not found.close_holes()
+    assert not found.trim_if_fragmented()
     library.free = 101
-    assert found.close_holes()
+    assert found.trim_if_fragmented()
     assert (library.free, library.num_trims) == (0, 2)
 
 
 def test_malloc_trim_what_a_pass_let_go_of_stays_for_the_next_one(library: Library) -> None:
     found = Heap(library)
     library.alive = 1600
-    assert not found.close_holes()
+    assert not found.trim_if_fragmented()
     library.alive, library.free = 800, 900  # after the backward pass
-    assert not found.close_holes()
+    assert not found.trim_if_fragmented()
     library.alive, library.free = 1600, 201
-    assert found.close_holes()
+    assert found.trim_if_fragmented()
 
 
 def test_malloc_trim_what_was_mapped_by_itself_leaves_no_room_for_holes(library: Library) -> None:
     found = Heap(library)
     library.mapped = 1100
     library.alive += 800
-    assert not found.close_holes()
+    assert not found.trim_if_fragmented()
     library.mapped = 300
     library.alive, library.free = 800, 201
-    assert found.close_holes()
+    assert found.trim_if_fragmented()
 
 
 def test_malloc_trim_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> None:
     layer = nn.Linear(2, 2)
-    close_heap_after([layer])
+    trim_heap_after([layer])
     library.free = 1000
     with torch.no_grad():
         layer(torch.ones(2))
@@ -81,7 +81,7 @@ def test_malloc_trim_layers_whose_gradient_is_wanted_are_looked_after(library: L
 def test_malloc_trim_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
     first, last = nn.Linear(2, 2), nn.Linear(2, 2)
     library.alive = 1600
-    close_heap_after([first, last])
+    trim_heap_after([first, last])
     first(torch.ones(2))
     library.alive, library.free = 800, 201
     first(torch.ones(2))
@@ -91,16 +91,16 @@ def test_malloc_trim_nothing_lies_free_where_large_logits_follow(library: Librar
 
 
 def test_malloc_trim_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_glibc", lambda: None)
+    monkeypatch.setattr(malloc_trim, "_glibc", lambda: None)
     layer = nn.Linear(2, 2)
-    assert close_heap_after([layer]) is None
+    assert trim_heap_after([layer]) is None
     assert not layer._forward_hooks
 
 
 def test_malloc_trim_nothing_lies_free_where_the_gradient_of_embeddings_follows(library: Library) -> None:
     embeddings, layer = nn.Embedding(4, 2), nn.Linear(2, 2)
     library.alive = 1600
-    close_heap_after([layer, nn.Linear(2, 2)], embeddings)
+    trim_heap_after([layer, nn.Linear(2, 2)], embeddings)
     output = layer(embeddings(torch.tensor([1])))
     library.alive, library.free = 800, 201
     assert library.num_trims == 1
@@ -109,10 +109,10 @@ def test_malloc_trim_nothing_lies_free_where_the_gradient_of_embeddings_follows(
 
 
 def test_malloc_trim_this_processes_memory_is_read_where_the_c_library_is_glibc() -> None:
-    if heap._glibc() is None:
+    if malloc_trim._glibc() is None:
         pytest.skip("another C library")
-    found = Heap(heap._glibc())
-    before = sum(found._alive())
+    found = Heap(malloc_trim._glibc())
+    before = sum(found._bytes_in_use())
     tensor = torch.ones(2**23)
-    assert sum(found._alive()) - before > 0.9 * tensor.nbytes  # other threads let go of something
-    assert heap._own_bytes() > tensor.nbytes
+    assert sum(found._bytes_in_use()) - before > 0.9 * tensor.nbytes  # other threads let go of something
+    assert malloc_trim._anonymous_bytes() > tensor.nbytes

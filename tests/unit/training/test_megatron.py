@@ -70,12 +70,12 @@ def test_megatron_families_divided_over_ranks(
 def test_megatron_bfloat16_gradients_move_float32_masters(on_cpu: None, tiny_model: Path) -> None:
     mine = built(tiny_model, dtype="bfloat16", **SETTINGS)
     other = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **SETTINGS))
-    names = mine.spread.names
-    before = {name: mine.spread.full(name).clone() for name in names}
+    names = mine.full_weights.names
+    before = {name: mine.full_weights.read_full(name).clone() for name in names}
     found, expected = (backend.train_step(make_batch(7), PolicyLoss()) for backend in (mine, other))
     assert found.loss == pytest.approx(expected.loss, rel=2e-2, abs=1e-4)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=2e-2)
-    masters = {name: mine.spread.full(name) for name in names}
+    masters = {name: mine.full_weights.read_full(name) for name in names}
     assert {tensor.dtype for tensor in masters.values()} == {torch.float32}
     moves = {name: masters[name] - before[name] for name in names}
     assert relative_error(moves, {name: other.masters.full(name) - before[name] for name in names}) <= 2e-2
@@ -89,7 +89,9 @@ def test_megatron_what_it_does_not_do_is_said_before_anything_is_loaded(
     with pytest.raises(ModelError, match=r"trains all weights: leave model\.lora out"):
         built(tiny_model, lora=LoRAConfig(rank=2))
     phi = write_model(tmp_path / "phi", tiny_model, FAMILIES["phi3"])
-    with pytest.raises(ModelError, match=r"knows the families llama, mistral, qwen2, qwen3, and this model is 'phi3'"):
+    with pytest.raises(
+        ModelError, match=r"supports the model families llama, mistral, qwen2, qwen3, but this model is 'phi3'"
+    ):
         built(phi)
     reference = built(tiny_model, role="reference")
     for call in (reference.save, reference.load):
@@ -100,7 +102,7 @@ def test_megatron_what_it_does_not_do_is_said_before_anything_is_loaded(
 
 
 def test_megatron_a_cpu_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ModelError, match="computes on CUDA devices alone, and this trainer is on 'cpu'"):
+    with pytest.raises(ModelError, match="needs CUDA devices, but this trainer is on 'cpu'"):
         MegatronBackend(dataclasses.replace(make_spec(tiny_model, backend="megatron"), device="cpu"))
 
 

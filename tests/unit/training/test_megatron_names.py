@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from roll.errors import ModelError
-from roll.training.megatron.names import find_places
+from roll.training.megatron.weight_mapping import locate_weights
 
 QUERIES, KEYS, WIDTH, HIDDEN, INNER = 4, 2, 3, 5, 8
 CONFIG = SimpleNamespace(
@@ -29,7 +29,7 @@ def test_megatron_names_queries_keys_and_values_stand_together_by_key_value_head
         f"{LAYER}self_attn.{part}_proj.bias": torch.arange(count * WIDTH) + 100 * number
         for number, (part, count) in enumerate(heads.items())
     }
-    places = find_places(list(weights), CONFIG)
+    places = locate_weights(list(weights), CONFIG)
     assert {place.parameter for place in places.values()} == {"model.layers.7.inside.self_attention.linear_qkv.bias"}
     fused = torch.full(((QUERIES + 2 * KEYS) * WIDTH,), -1)
     for name, place in places.items():
@@ -66,7 +66,7 @@ def test_megatron_names_every_weight_of_a_layer_comes_back(size: int) -> None:
     }
     torch.manual_seed(0)
     weights = {LAYER + name: torch.randn(shape) for name, shape in shapes.items()}
-    places = find_places(list(weights), CONFIG)
+    places = locate_weights(list(weights), CONFIG)
     slices: dict[str, list[torch.Tensor]] = {name: [] for name in weights}
     for number in range(size):
         own = {f"model.layers.7.inside.{name}": torch.full(shape, torch.nan) for name, shape in fused.items()}
@@ -82,9 +82,9 @@ def test_megatron_names_every_weight_of_a_layer_comes_back(size: int) -> None:
 
 
 def test_megatron_names_what_has_no_place_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"knows the families llama, .*this model is 'gemma3': take"):
-        find_places([], SimpleNamespace(model_type="gemma3"))
-    with pytest.raises(ModelError, match=r"no place for 1 weights of this qwen2, first '.*self_attn.sinks'"):
-        find_places(["lm_head.weight", LAYER + "self_attn.sinks"], CONFIG)
-    with pytest.raises(ModelError, match=r"no place for 1 weights"):
-        find_places([LAYER + "mlp.up_proj.bias"], CONFIG)
+    with pytest.raises(ModelError, match=r"supports the model families llama, .*this model is 'gemma3': use"):
+        locate_weights([], SimpleNamespace(model_type="gemma3"))
+    with pytest.raises(ModelError, match=r"does not support 1 weights of this qwen2, first '.*self_attn.sinks'"):
+        locate_weights(["lm_head.weight", LAYER + "self_attn.sinks"], CONFIG)
+    with pytest.raises(ModelError, match=r"does not support 1 weights"):
+        locate_weights([LAYER + "mlp.up_proj.bias"], CONFIG)

@@ -13,12 +13,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from roll.models import AttentionForm, Reach
+from roll.models import AttentionForm, AttentionSpan
 from roll.training.attention import native as native_attention
-from roll.training.attention.native import Rotation, attend, places_of
+from roll.training.attention.native import Rotation, attend, build_tree_ranges
 from roll.training.attention.packed import ATTENTION, AttentionPlan, register_attention
 from roll.training.kernels.native import native
-from roll.training.network.fused import fuse
+from roll.training.network.fused import use_fused_kernels
 from roll.training.packing.layout import PackedLayout, Segment, Tree
 
 KINDS = range(native_attention._kind() + 1) if native() is not None else ()
@@ -92,7 +92,7 @@ def rotation_of(layout: PackedLayout, width: int) -> Rotation:
 
 def results(layout: PackedLayout, tensors: list[Tensor], scale: float, way: Rotation | None = None) -> list[Tensor]:
     *inputs, grad = tensors
-    found = attend(*inputs, places_of(layout), scale, way)
+    found = attend(*inputs, build_tree_ranges(layout), scale, way)
     return [found.detach(), *torch.autograd.grad(found, inputs, grad)]
 
 
@@ -165,7 +165,7 @@ def test_native_attention_what_a_token_does_not_see_changes_no_bit() -> None:
 
 
 def test_native_attention_ancestors_that_lie_side_by_side_are_one_range() -> None:
-    trees, segments, ranges = places_of(row_of(((-1, 3),), ((-1, 5), (0, 2), (1, 4), (0, 6), (3, 1))))
+    trees, segments, ranges = build_tree_ranges(row_of(((-1, 3),), ((-1, 5), (0, 2), (1, 4), (0, 6), (3, 1))))
     assert trees.tolist() == [[3, 18, 0, 5], [0, 3, 5, 1]]  # the larger first
     assert segments.tolist() == [[0, 5, 0, 0], [5, 2, 0, 1], [7, 4, 1, 1], [11, 6, 2, 1], [17, 1, 3, 2], [0, 3, 5, 0]]
     assert ranges.tolist() == [[0, 5], [0, 7], [0, 5], [0, 5], [11, 6]]
@@ -187,10 +187,10 @@ def test_native_attention_layers_that_are_more_than_plain_attention_are_computed
     assert plan.longest == 103
     plain = AttentionForm(0.2)
     for limits, native_serves in (((None, None), True), ((103, 103), True), ((102, None), False), ((None, 102), False)):
-        assert plan.is_native(plain._replace(reach=Reach(*limits))) == native_serves
+        assert plan.is_native(plain._replace(reach=AttentionSpan(*limits))) == native_serves
     for other in (plain._replace(softcap=2.0), plain._replace(sinks=torch.zeros(4)), plain._replace(scale=-0.2)):
         assert not plan.is_native(other)
-    assert AttentionPlan(row_of(FORK), torch.device("cpu"), torch.float32).places is None
+    assert AttentionPlan(row_of(FORK), torch.device("cpu"), torch.float32).tree_ranges is None
 
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
@@ -199,8 +199,10 @@ def test_native_attention_what_an_observer_is_shown_is_what_attention_reads(widt
     layout = row_of(FORK)
     q, k, v, _ = given_tensors(layout, 6, 2, 64, 48)
     way = rotation_of(layout, width)
-    shown = [native_attention.turned(x, way) for x in (q, k)]
-    assert torch.equal(attend(*shown, v, places_of(layout), 0.3), attend(q, k, v, places_of(layout), 0.3, way))
+    shown = [native_attention.rotate(x, way) for x in (q, k)]
+    assert torch.equal(
+        attend(*shown, v, build_tree_ranges(layout), 0.3), attend(q, k, v, build_tree_ranges(layout), 0.3, way)
+    )
 
 
 class Second:
@@ -209,7 +211,7 @@ class Second:
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def looks_at(self, layer: int) -> bool:
+    def is_observed(self, layer: int) -> bool:
         return layer == 1
 
     def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
@@ -235,7 +237,7 @@ def test_native_attention_a_fused_module_gives_what_the_module_gives(kind: type,
         return [found.detach(), own]
 
     plain = run()
-    assert fuse(module) == 1 + len([name for name, _ in module.named_modules() if name.endswith("norm")])
+    assert use_fused_kernels(module) == 1 + len([name for name, _ in module.named_modules() if name.endswith("norm")])
     for mine, theirs in zip(run(), plain, strict=True):
         assert float((mine - theirs).norm() / theirs.norm()) < 0.02
     second = Second()
@@ -249,5 +251,5 @@ def test_native_attention_a_fused_module_gives_what_the_module_gives(kind: type,
 def test_native_attention_other_rotations_and_norms_are_left_alone(kind: type, config: type) -> None:
     module = module_of(kind, config)
     before = module.forward
-    fuse(module)
+    use_fused_kernels(module)
     assert module.forward == before

@@ -19,7 +19,7 @@ from roll.errors import ConfigError, ModelError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.memory import nf4
-from roll.training.memory.nf4 import Nf4Linear, quantized
+from roll.training.memory.nf4 import Nf4Linear, find_quantized
 from roll.training.precision import Precision
 
 QLORA = LoRAConfig(rank=2, base="nf4")
@@ -83,7 +83,7 @@ def test_nf4_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtyp
 def test_nf4_a_trainer_is_one_of_the_weights_that_are_read_back(tiny_model: Path, tmp_path: Path) -> None:
     """Its gradients, its reference, what engines get, and what it exports are those of a model with such weights."""
     backend = TorchBackend(make_spec(tiny_model, lora=QLORA), precision=DOUBLE)
-    layers, batch = quantized(backend.model), branching_batch()
+    layers, batch = find_quantized(backend.model), branching_batch()
     assert len(layers) == 2 * 7
     before = logprobs_of(backend, batch)
     same = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2)), precision=DOUBLE)
@@ -118,7 +118,7 @@ def test_nf4_states_hold_adapters_alone_and_resume_bit_for_bit(tiny_model: Path,
 
 
 def test_nf4_what_cannot_be_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ModelError, match=r"no adapter of .* sits on a linear layer"):
+    with pytest.raises(ModelError, match=r"no linear layer of .* has an adapter"):
         nf4.quantize_base(nn.Sequential(nn.Linear(2, 2)))
     for change in ("training.backend=deepspeed", "training.parallel.tp=3"):
         with pytest.raises(ConfigError, match=r"weights in 4 bits are not divided"):

@@ -21,7 +21,7 @@ from roll.config.passing import logit_bytes
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run
-from roll.training.memory.saved import SavedTensors
+from roll.training.memory.activation_offload import ActivationOffload
 from roll.types import Needs
 
 
@@ -55,8 +55,8 @@ def test_offload_a_storage_travels_once_for_all_its_views() -> None:
     weight = torch.nn.Linear(4, 4, bias=False)
     x = torch.randn(6, 4, requires_grad=True)
     with apart() as left:
-        saved = SavedTensors(weight, torch.device("cpu"))
-        with saved.kept_away():
+        saved = ActivationOffload(weight, torch.device("cpu"))
+        with saved.offload_saved_tensors():
             inner = x * 2
             total = (weight(inner) * inner[:3].repeat(2, 1)).sum() + inner.t().square().sum()
         sizes = sorted(left)
@@ -71,18 +71,18 @@ def test_offload_a_storage_travels_once_for_all_its_views() -> None:
 
 def test_offload_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
     with apart():
-        saved, x = SavedTensors(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
+        saved, x = ActivationOffload(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
         first, last = saved._pack(x), saved._pack(x[2:])
         assert torch.equal(saved._unpack(first), x)
-        assert first.storage.here is not None
+        assert first.storage.on_device is not None
         assert torch.equal(saved._unpack(last), x[2:])
-        assert first.storage.here is None
+        assert first.storage.on_device is None
 
 
 def test_offload_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
     x = torch.ones(4, requires_grad=True)
     with apart() as left:
-        with SavedTensors(torch.nn.Identity(), torch.device("cpu")).kept_away():
+        with ActivationOffload(torch.nn.Identity(), torch.device("cpu")).offload_saved_tensors():
             inner = x * 1
             first = inner.square().sum()  # saves `inner`
             inner.detach().mul_(3)

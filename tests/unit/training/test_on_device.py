@@ -14,8 +14,8 @@ from training_helpers import logprobs_of, make_batch, make_spec, needs_cuda
 
 from roll.algorithms.losses import PolicyLoss
 from roll.training import TorchBackend, experts
-from roll.training.memory import eight_bit
-from roll.training.memory.main_memory import MainMemory
+from roll.training.memory import adamw_8bit
+from roll.training.memory.host_memory import HostMemory
 from roll.training.memory.nf4 import Nf4Linear
 from roll.training.network.logprobs import token_logprobs
 from roll.weights import tensor_checksum
@@ -36,12 +36,12 @@ def test_trainer_on_device_a_checksum_is_of_bytes_wherever_they_are(device: str)
 
 @on_each
 def test_trainer_on_device_what_goes_to_main_memory_and_back_is_the_same(device: str) -> None:
-    memory, taken = MainMemory(torch.device(device)), []
+    memory, taken = HostMemory(torch.device(device)), []
     large = random(1024, 1024).to(device)
     for number in range(8):  # whose memory is given out anew while copies are under way
-        memory.hand_over(large * number, lambda copy: taken.append(copy.clone()))
-    away = [memory.away(large + number) for number in range(4)]
-    back = [memory.back(copy) for copy in away]
+        memory.to_host_then(large * number, lambda copy: taken.append(copy.clone()))
+    away = [memory.to_host(large + number) for number in range(4)]
+    back = [memory.to_device(copy) for copy in away]
     memory.finish()
     for number, copy in enumerate(taken):
         assert copy.device.type == "cpu" and torch.equal(copy, (large * number).cpu())
@@ -75,7 +75,7 @@ def test_trainer_on_device_products_of_experts_and_their_gradients(
     expected = [torch.cat([a @ b.t() for a, b, _ in parts]), torch.cat([c @ b for _, b, c in parts])]
     expected.append(torch.stack([c.t() @ a for a, _, c in parts]))
     own, matrices = x.to(device).requires_grad_(), weight.to(device).requires_grad_()
-    found = experts._products(own, matrices, torch.tensor(counts, device=device), transposed=False)
+    found = experts._grouped_matmul(own, matrices, torch.tensor(counts, device=device), transposed=False)
     found.backward(grad.to(device))
     limit = 1e-4 if dtype == torch.float32 else 0.1
     for mine, theirs in zip((found, own.grad, matrices.grad), expected, strict=True):
@@ -106,13 +106,13 @@ def test_trainer_on_device_weights_in_4_bits_are_read_alike(device: str) -> None
 
 @on_each
 def test_trainer_on_device_an_update_with_moments_in_8_bits(device: str) -> None:
-    constants = eight_bit.AdamWConstants(learning_rate=1e-2, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
+    constants = adamw_8bit.AdamWConstants(learning_rate=1e-2, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
     host, own = random(64, 256), random(64, 256).to(device)
-    states = [eight_bit.new_moments(weight) for weight in (host, own)]
+    states = [adamw_8bit.new_moments(weight) for weight in (host, own)]
     for step in range(1, 4):
         gradient = random(64, 256, seed=step)
-        eight_bit.update(host, gradient, states[0], step, constants)
-        eight_bit.update(own, gradient.to(device), states[1], step, constants)
+        adamw_8bit.update(host, gradient, states[0], step, constants)
+        adamw_8bit.update(own, gradient.to(device), states[1], step, constants)
     assert states[1]["moment1_codes"].device == own.device
     torch.testing.assert_close(own.cpu(), host, rtol=1e-3, atol=1e-3)
 

@@ -12,7 +12,7 @@ from training_helpers import branching_batch, make_batch
 
 from roll.training.packing import blocks
 from roll.training.packing.blocks import Block
-from roll.training.packing.layout import PackedLayout, Segment, build_layout, padded
+from roll.training.packing.layout import PackedLayout, Segment, build_layout, pad_layout
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingSample
 
@@ -231,10 +231,10 @@ def test_packing_padding_belongs_to_no_sample_and_chooses_its_own_experts() -> N
     ((micro,),) = pack(samples, max_tokens=10_000)
     layout = build_layout(micro)
     multiple = layout.num_tokens + 3
-    found = padded(layout, multiple)
+    found = pad_layout(layout, multiple)
     assert found.num_tokens == multiple and found.num_padding == 3
     assert found.uses[-3:].tolist() == [0, 0, 0] and (found.uses[:-3] > 0).all()
     assert layout.experts is not None and found.experts is not None
     assert (found.experts[-3:] == -1).all() and np.array_equal(found.experts[:-3], layout.experts)
     assert found.blocks[-1].start == layout.num_tokens and found.position_ids[-3:].tolist() == [0, 1, 2]
-    assert padded(layout, layout.num_tokens) is layout
+    assert pad_layout(layout, layout.num_tokens) is layout

@@ -18,17 +18,17 @@ from worlds.ranks import run_ranks
 
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
-from roll.models import WeightFiles, load_causal_lm
+from roll.models import WeightReader, load_causal_lm
 from roll.training import TorchBackend
 from roll.training.checkpoint.export import export_model
 from roll.training.checkpoint.shards import ShardWriter
-from roll.training.memory.unread import Unread
+from roll.training.memory.deferred_weights import DeferredWeights
 from roll.training.network.weights import adapters_of
 
 
-def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightFiles, Any]:
+def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightReader, Any]:
     """A model without its weights, their files, and the model with them."""
-    found: list[tuple[Any, WeightFiles]] = []
+    found: list[tuple[Any, WeightReader]] = []
     load_causal_lm(path, dtype, left=lambda model, files: found.append((model, files)))
     return *found[0], load_causal_lm(path, dtype)
 
@@ -68,7 +68,7 @@ def shards(path: Path, model: Path, changes: dict[str, Any]) -> dict[str, torch.
 
 
 def read_in_pieces(path: Path) -> dict[str, torch.Tensor]:
-    unread = Unread()
+    unread = DeferredWeights()
     model = load_causal_lm(path, "float32", left=unread.add)
     unread.fill(model, torch.device("cpu"))
     return dict(model.state_dict())
@@ -80,7 +80,7 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytearray], object], str]] = 
     "empty": ({}, bytearray.clear, "header too small"),
     "no header": ({}, lambda data: data.__setitem__(slice(0, 8), b"\xff" * 8), "header too large"),
     "a weight missing": ({UP: None}, len, f"lacks 1 of its weights, first '{UP}'"),
-    "a weight of another shape": ({UP: torch.ones(3, 5)}, len, rf"first '{UP}': \(3, 5\), not"),
+    "a weight of another shape": ({UP: torch.ones(3, 5)}, len, rf"first '{UP}': got \(3, 5\), expected"),
 }
 
 

@@ -22,17 +22,19 @@ from roll.config.staging import layers_by_part
 from roll.errors import InfraError, ModelError
 from roll.models import load_causal_lm
 from roll.training.attention.packed import register_attention
-from roll.training.network.packable import check_stages
+from roll.training.network.packing_check import check_stages
+from roll.training.network.pipeline_split import _spans, split_into_stages
 from roll.training.network.policy import PolicyNetwork
-from roll.training.network.stages import _spans, cut
-from roll.training.parallel.order import Work, finishing_times, idle_share, order
-from roll.training.parallel.pipeline import UNRECEIVED, Stage
+from roll.training.parallel.pipeline import MAX_UNRECEIVED, Stage
+from roll.training.parallel.pipeline_schedule import Action, bubble_fraction, schedule, simulate_schedules
 from roll.training.parallel.tokens import WHOLE
 
 
 def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
-    works = order(num, stage, num_stages, num_chunks, backward=True)
-    return " ".join(f"{'FB'[not w.forward]}{'abcd'[w.chunk] if num_chunks > 1 else ''}{w.micro_batch}" for w in works)
+    works = schedule(num, stage, num_stages, num_chunks, backward=True)
+    return " ".join(
+        f"{'FB'[not w.is_forward]}{'abcd'[w.chunk] if num_chunks > 1 else ''}{w.micro_batch}" for w in works
+    )
 
 
 def test_pipeline_parallel_a_stage_is_ahead_by_the_stages_that_follow() -> None:
@@ -40,7 +42,7 @@ def test_pipeline_parallel_a_stage_is_ahead_by_the_stages_that_follow() -> None:
     assert _words(4, 1, 3) == "F0 F1 B0 F2 B1 F3 B2 B3"
     assert _words(4, 2, 3) == "F0 B0 F1 B1 F2 B2 F3 B3"
     assert _words(1, 0, 4) == "F0 B0"
-    assert order(3, 0, 3, 1, backward=False) == [(True, 0, 0), (True, 0, 1), (True, 0, 2)]
+    assert schedule(3, 0, 3, 1, backward=False) == [(True, 0, 0), (True, 0, 1), (True, 0, 2)]
 
 
 def test_pipeline_parallel_a_round_of_micro_batches_goes_through_a_stage_s_parts_one_after_the_other() -> None:
@@ -48,13 +50,13 @@ def test_pipeline_parallel_a_round_of_micro_batches_goes_through_a_stage_s_parts
     assert _words(2, 0, 2, 2) == "Fa0 Fa1 Fb0 Fb1 Bb0 Bb1 Ba0 Ba1"
     assert _words(5, 1, 2, 2) == "Fa0 Fa1 Fa2 Fb0 Bb0 Fb1 Bb1 Fb2 Bb2 Fa3 Ba0 Fa4 Ba1 Fb3 Ba2 Fb4 Bb3 Bb4 Ba3 Ba4"
     assert _words(1, 0, 2, 3) == "Fa0 Fb0 Fc0 Bc0 Bb0 Ba0"
-    forward = order(5, 0, 2, 2, backward=False)
+    forward = schedule(5, 0, 2, 2, backward=False)
     assert [(w.chunk, w.micro_batch) for w in forward] == [
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (0, 4), (1, 3), (1, 4)
     ]  # fmt: skip
 
 
-def _finished(orders: list[list[Work]], num_parts: int) -> tuple[list[int], int]:
+def _finished(orders: list[list[Action]], num_parts: int) -> tuple[list[int], int]:
     """When each stage is through, if every work takes one unit of time, and how many works there were."""
     stages, done = len(orders), dict[tuple[int, bool, int], int]()
     queues, free = [list(own) for own in orders], [0] * len(orders)
@@ -83,18 +85,18 @@ def test_pipeline_parallel_stages_wait_for_each_other_no_longer_than_they_must(
     """Forward and backward of one unit of time each: all is done after 2 (chunks x micro-batches + stages - 1), also
     where micro-batches are no multiple of the stages; fewer of them than stages go through every part at once."""
     chunks = chunks if stages > 1 else 1
-    orders = [order(num, s, stages, chunks, backward=True) for s in range(stages)]
+    orders = [schedule(num, s, stages, chunks, backward=True) for s in range(stages)]
     free, count = _finished(orders, stages * chunks)
     missing = max(stages - num, 0) * (chunks - 1)
     assert max(free) == 2 * (chunks * num + stages - 1 + missing)
     assert count == 2 * num * stages * chunks
     if not missing:
-        assert idle_share(num, stages, chunks) == pytest.approx((stages - 1) / (chunks * num + stages - 1))
+        assert bubble_fraction(num, stages, chunks) == pytest.approx((stages - 1) / (chunks * num + stages - 1))
 
 
 def test_pipeline_parallel_stages_that_wait_for_each_other_forever_are_found_out() -> None:
-    with pytest.raises(ValueError, match="stages wait for each other forever"):
-        finishing_times([[Work(False, 0, 0), Work(True, 0, 0)], order(1, 1, 2, 1, backward=True)], 2)
+    with pytest.raises(ValueError, match="the schedules deadlock"):
+        simulate_schedules([[Action(False, 0, 0), Action(True, 0, 0)], schedule(1, 1, 2, 1, backward=True)], 2)
 
 
 def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, backward: bool) -> list[Any]:
@@ -102,7 +104,7 @@ def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, back
     and where it waits for others of how many works before."""
     found: list[Any] = []
     last = stages * chunks - 1
-    for forward, chunk, i in order(num, stage, stages, chunks, backward=backward):
+    for forward, chunk, i in schedule(num, stage, stages, chunks, backward=backward):
         part, way = chunk * stages + stage, 1 if forward else -1
         asks, tells = 0 <= part - way <= last, 0 <= part + way <= last
         for model in range(each if forward else 1):
@@ -110,7 +112,7 @@ def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, back
                 found.append((False, (way, (stage - way) % stages, stage), (part - way, i, model), None))
             if tells:
                 waits = not (forward and backward and chunks > 1)
-                found.append((True, (way, stage, (stage + way) % stages), (part, i, model), waits and UNRECEIVED))
+                found.append((True, (way, stage, (stage + way) % stages), (part, i, model), waits and MAX_UNRECEIVED))
     return found
 
 
@@ -153,7 +155,7 @@ def test_pipeline_parallel_no_stage_waits_forever_and_messages_come_as_they_are_
 def test_pipeline_parallel_it_is_no_worse_than_the_order_of_pytorch(stages: int, chunks: int) -> None:
     """Neither in time nor in micro-batches in flight, for those multiples of the stages that PyTorch takes."""
     for num in (stages, 2 * stages, 5 * stages):
-        own = [order(num, s, stages, chunks, backward=True) for s in range(stages)]
+        own = [schedule(num, s, stages, chunks, backward=True) for s in range(stages)]
         other = [_pytorch_s(num, s, stages, chunks) for s in range(stages)]
         own_times, other_times = (_finished(each, stages * chunks)[0] for each in (own, other))
         for s in range(stages):
@@ -161,13 +163,13 @@ def test_pipeline_parallel_it_is_no_worse_than_the_order_of_pytorch(stages: int,
             assert _most_in_flight(own[s]) <= _most_in_flight(other[s])
 
 
-def _pytorch_s(num: int, stage: int, stages: int, chunks: int) -> list[Work]:
+def _pytorch_s(num: int, stage: int, stages: int, chunks: int) -> list[Action]:
     schedule: Any = object.__new__(ScheduleInterleaved1F1B)  # its constructor wants process groups
     schedule.pp_group_size, schedule.n_local_stages, schedule._n_microbatches = stages, chunks, num
     schedule.microbatches_per_round = num // max(1, num // stages)
     actions = schedule._calculate_single_rank_operations(stage)
     return [
-        Work(a.computation_type.name == "FORWARD", a.stage_index // stages, a.microbatch_index)
+        Action(a.computation_type.name == "FORWARD", a.stage_index // stages, a.microbatch_index)
         for a in actions
         if a is not None
     ]
@@ -198,16 +200,19 @@ def test_pipeline_parallel_a_batch_that_broke_off_amid_its_messages_is_the_last(
     monkeypatch.setattr(dist, "isend", lambda *_, **__: SimpleNamespace(wait=lambda: None))
     monkeypatch.setattr(dist, "recv", lambda *_, **__: None)
     first, last = _stage(0), _stage(1)
-    for stage, message in ((first, lambda: first.pass_on(torch.ones(2))), (last, lambda: last.take((2,), torch.half))):
-        for _ in stage.works(3, backward=False):
+    for stage, message in (
+        (first, lambda: first.send_states(torch.ones(2))),
+        (last, lambda: last.recv_states((2,), torch.half)),
+    ):
+        for _ in stage.iter_actions(3, backward=False):
             message()
-        for _ in stage.works(3, backward=False):
+        for _ in stage.iter_actions(3, backward=False):
             break  # before any message: all can go on
-        for _ in stage.works(3, backward=False):
+        for _ in stage.iter_actions(3, backward=False):
             message()
             break
         with pytest.raises(InfraError, match="resume the run"):
-            next(stage.works(3, backward=False))
+            next(stage.iter_actions(3, backward=False))
 
 
 def _fake_messages(monkeypatch: pytest.MonkeyPatch) -> tuple[list[weakref.ref[torch.Tensor]], list[int]]:
@@ -236,20 +241,22 @@ def test_pipeline_parallel_a_message_is_let_go_when_its_micro_batch_has_come_bac
     stage = Stage(*groups[:2], torch.device("cpu"), with_first=True, around=(groups[2], groups[3]), num_chunks=2)
     in_flight = most = 0
     came_back = False
-    for work in stage.works(12, backward=True):  # parts 0 and 2 of 4: both send states, the second gradients, too
-        if work.forward:
-            received = None if stage.part.is_first else stage.take((1,), torch.float32)
+    for work in stage.iter_actions(
+        12, backward=True
+    ):  # parts 0 and 2 of 4: both send states, the second gradients, too
+        if work.is_forward:
+            received = None if stage.active_chunk.is_first else stage.recv_states((1,), torch.float32)
             passed = torch.ones(1, requires_grad=True) * 1
-            stage.pass_on(passed)
-            stage.remember(received, passed)
+            stage.send_states(passed)
+            stage.save_for_backward(received, passed)
             del received, passed
         else:
             assert came_back or not waits  # states have waited for nobody
             came_back = True
-            stage.go_back(None, torch.Tensor.backward)
-        in_flight += 1 if work.forward else -1
+            stage.backward(None, torch.Tensor.backward)
+        in_flight += 1 if work.is_forward else -1
         most = max(most, in_flight)
-        assert sum(ref() is not None for ref in sent) <= in_flight + UNRECEIVED + 1
+        assert sum(ref() is not None for ref in sent) <= in_flight + MAX_UNRECEIVED + 1
     assert (in_flight, most, len(sent)) == (0, 5, 3 * 12)
     assert not any(ref() is not None for ref in sent)
 
@@ -259,9 +266,9 @@ def test_pipeline_parallel_without_gradients_a_message_waits_for_those_of_two_wo
 ) -> None:
     _, waits = _fake_messages(monkeypatch)
     stage, states = _stage(0), [torch.ones(1) for _ in range(5)]
-    for work in stage.works(5, backward=False):
-        stage.pass_on(states[work.micro_batch])
-        assert waits == list(range(work.micro_batch - UNRECEIVED + 1))
+    for work in stage.iter_actions(5, backward=False):
+        stage.send_states(states[work.micro_batch])
+        assert waits == list(range(work.micro_batch - MAX_UNRECEIVED + 1))
     assert waits == list(range(5))
 
 
@@ -271,20 +278,20 @@ def test_pipeline_parallel_what_a_forward_pass_left_in_flight_is_not_taken_back(
     """A loss that is only measured has a gradient nobody asks for."""
     _fake_messages(monkeypatch)
     stage, old, new = _stage(1), torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
-    for _ in stage.works(1, backward=False):
-        stage.remember(old, None)
-    for work in stage.works(1, backward=True):
-        if work.forward:
-            stage.remember(new, None)
+    for _ in stage.iter_actions(1, backward=False):
+        stage.save_for_backward(old, None)
+    for work in stage.iter_actions(1, backward=True):
+        if work.is_forward:
+            stage.save_for_backward(new, None)
         else:
-            stage.go_back((2 * new).sum(), torch.Tensor.backward)
+            stage.backward((2 * new).sum(), torch.Tensor.backward)
     with pytest.raises(IndexError):
-        stage.go_back(new.sum(), torch.Tensor.backward)
+        stage.backward(new.sum(), torch.Tensor.backward)
     assert old.grad is None and new.grad is not None
 
 
-def _most_in_flight(works: list[Work]) -> int:
-    return max(itertools.accumulate(1 if work.forward else -1 for work in works))
+def _most_in_flight(works: list[Action]) -> int:
+    return max(itertools.accumulate(1 if work.is_forward else -1 for work in works))
 
 
 def test_pipeline_parallel_the_vocabulary_is_weighed_in_layers() -> None:
@@ -345,13 +352,13 @@ def test_pipeline_parallel_layers_that_need_more_than_hidden_states_are_refused(
 def test_pipeline_parallel_layers_that_answer_more_than_hidden_states_are_refused(model: Any) -> None:
     plain = model.model.layers[1].forward
     model.model.layers[1].forward = lambda *args, **kwargs: (plain(*args, **kwargs),)
-    with pytest.raises(ModelError, match="layers answer more than hidden states"):
+    with pytest.raises(ModelError, match="layers return more than hidden states"):
         check_stages(model.model, [1])
 
 
 @pytest.mark.parametrize(
     ("stages", "chunks", "says"),
-    [(3, 1, "pp 3 needs as many decoder layers, and"), (2, 2, "pp 2 x vpp 2 needs 4 decoder layers, and")],
+    [(3, 1, "pp 3 needs as many decoder layers, but"), (2, 2, "pp 2 x vpp 2 needs 4 decoder layers, but")],
 )
 def test_pipeline_parallel_a_model_of_fewer_layers_than_parts_is_refused(
     model: Any, stages: int, chunks: int, says: str
@@ -359,4 +366,4 @@ def test_pipeline_parallel_a_model_of_fewer_layers_than_parts_is_refused(
     assert len(model.model.layers) == 2
     stage: Any = SimpleNamespace(count=stages, num_chunks=chunks, number=0)
     with pytest.raises(ModelError, match=f"training.parallel.{says} LlamaModel has 2: lower it"):
-        cut(PolicyNetwork(model), stage, WHOLE, torch.float32)
+        split_into_stages(PolicyNetwork(model), stage, WHOLE, torch.float32)

@@ -29,13 +29,13 @@ def test_trainer_randomness_a_block_draws_from_its_own_generator_and_leaves_the_
     first, second = torch.rand(2), torch.rand(2)
     own = Randomness(5, torch.device("cpu"))
     torch.manual_seed(7)
-    with own.own():
+    with own.active():
         assert torch.equal(torch.rand(2), first)
     assert torch.equal(torch.rand(3), expected)
-    with own.own():
+    with own.active():
         assert torch.equal(torch.rand(2), second)
     own.restart(5)
-    with own.own():
+    with own.active():
         assert torch.equal(torch.rand(2), first)
 
 

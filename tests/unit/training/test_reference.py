@@ -54,7 +54,7 @@ def test_reference_policy_it_holds_the_models_weights_in_the_compute_dtype_and_n
 
 
 def test_reference_policy_it_cannot_be_trained(tiny_model: Path) -> None:
-    with pytest.raises(UnsupportedError, match="role 'reference' has no train_step: ask a policy or critic"):
+    with pytest.raises(UnsupportedError, match="role 'reference' does not support train_step: use a policy or critic"):
         TorchBackend(reference_spec(tiny_model)).train_step(make_batch(), PolicyLoss())
 
 
@@ -85,7 +85,7 @@ def test_reference_policy_scoring_without_adapters_changes_no_later_step(tiny_mo
 
 
 def test_reference_policy_without_adapters_there_is_nothing_to_leave_out(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="no adapters to switch off"):
+    with pytest.raises(ValueError, match="no adapters to disable"):
         logprobs_of(TorchBackend(make_spec(tiny_model)), make_batch(), adapter=False)
 
 

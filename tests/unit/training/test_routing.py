@@ -181,7 +181,7 @@ def test_router_replay_experts_of_groups_that_are_out_now_are_weighed_by_their_o
     """Routers that choose groups first set the scores of the others to 0, and weigh by what `topk` answers."""
     scores = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.4, 0.3, 0.2, 0.1]])
     out = torch.tensor([False, False, True, True])
-    with routing._Replay(torch.tensor([[3, 0], [-1, -1]]), 4) as replay:
+    with routing._ReplayMode(torch.tensor([[3, 0], [-1, -1]]), 4) as replay:
         found = scores.masked_fill(out, 0.0).topk(2)
     assert replay.used
     assert found[1].tolist() == [[3, 0], [0, 1]]
@@ -215,7 +215,7 @@ def test_router_replay_experts_that_cannot_be_chosen_are_named(
     batch = make_trees()
     experts = backend.forward(batch, ["experts"])["experts"]
     spoilt = replaying(batch, [*experts[:-1], spoil(experts[-1])])
-    said = f"sample {re.escape(repr(batch.samples[-1].sample_id))} came with cannot be replayed: .*{said}"
+    said = f"sample {re.escape(repr(batch.samples[-1].sample_id))} cannot be replayed: .*{said}"
     for go in (lambda: backend.measure(spoilt, WeightedLogprobs()), lambda: backend.forward(spoilt, ["logprobs"])):
         with pytest.raises(ModelError, match=said):
             go()
@@ -223,11 +223,11 @@ def test_router_replay_experts_that_cannot_be_chosen_are_named(
 
 def test_router_replay_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:
     batch = make_trees()
-    with pytest.raises(UnsupportedError, match="has no experts"):
+    with pytest.raises(UnsupportedError, match="does not compute experts"):
         TorchBackend(make_spec(tiny_model)).forward(batch, ["experts"])
     backend = TorchBackend(make_spec(write_model(tmp_path / "phi", tiny_model, FAMILIES["phi-moe"])))
     experts = backend.forward(batch, ["logprobs", "experts"])["experts"]
-    with pytest.raises(ModelError, match="cannot be replayed"):
+    with pytest.raises(ModelError, match="router replay is not supported"):
         backend.forward(replaying(batch, experts), ["logprobs"])
 
 
@@ -254,7 +254,7 @@ def test_router_replay_a_router_that_cannot_be_replayed_is_refused_when_the_trai
     tiny_model: Path, tmp_path: Path
 ) -> None:
     path = write_model(tmp_path / "phi", tiny_model, FAMILIES["phi-moe"])
-    with pytest.raises(ModelError, match="cannot be replayed"):
+    with pytest.raises(ModelError, match="router replay is not supported"):
         TorchBackend(make_spec(path, router_replay="engine"))
     TorchBackend(make_spec(write_model(tmp_path / "qwen", tiny_model, FAMILIES["qwen3-moe"]), router_replay="engine"))
 

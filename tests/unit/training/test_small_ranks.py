@@ -13,7 +13,7 @@ from worlds.tiny_model import write_tiny_model
 
 from roll.errors import CheckpointError
 from roll.training import TorchBackend
-from roll.training.memory.eight_bit import read_moments
+from roll.training.memory.adamw_8bit import read_moments
 
 pytestmark = pytest.mark.slow
 

@@ -47,7 +47,7 @@ def test_policy_snapshots_say_the_bits_of_their_version_and_change_nothing(
     assert not all(map(np.array_equal, seen[0], seen[3]))
     weights = zip(trainer.model.parameters(), twin.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in weights)  # as if no snapshot had been used
-    with pytest.raises(ValueError, match=r"no snapshot of policy version 1 is kept, only of \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"policy version 1 has no snapshot; available versions: \[2, 3\]"):
         said(trainer, 1)
     kept = trainer._snapshots._kept[3]
     assert all(("lora" in name) == lora for name in kept)  # of adapters alone
@@ -59,7 +59,7 @@ def test_policy_snapshots_give_the_current_weights_back_where_a_pass_fails() -> 
     snapshots = Snapshots({"w": weight}, torch.float32)
     snapshots.keep(0, [0])
     weight.add_(5.0)
-    with pytest.raises(RuntimeError, match="out of memory"), snapshots.using(0):
+    with pytest.raises(RuntimeError, match="out of memory"), snapshots.activate(0):
         assert weight.tolist() == [1.0, 2.0]
         raise RuntimeError("out of memory")
     assert weight.tolist() == [6.0, 7.0]

@@ -85,15 +85,15 @@ def test_trainer_state_a_checkpoint_of_another_model_is_refused(tiny_model: Path
 
 
 DAMAGE: list[tuple[str, dict[str, torch.Tensor], str]] = [
-    ("below zero", {"counters": torch.tensor([0, -5])}, "counts -5 for 'num_steps'"),
-    ("no number", {"counters": torch.full((2,), torch.nan)}, "has 'counters' as torch.float32"),
-    ("beyond any run", {"updates": torch.full((20,), 2**62)}, f"counts {2**62} for 'model"),
+    ("below zero", {"counters": torch.tensor([0, -5])}, "the count of 'num_steps' is -5"),
+    ("no number", {"counters": torch.full((2,), torch.nan)}, "'counters' has dtype torch.float32"),
+    ("beyond any run", {"updates": torch.full((20,), 2**62)}, f"the count of 'model.* is {2**62}"),
     (
         "no generator",
         {"rng/0/cpu": torch.zeros(5056, dtype=torch.uint8)},
         r"damaged in \['rng/0/cpu'\]: Invalid mt19937",
     ),
-    ("whole", {"weight/model.norm.weight": torch.ones(32, dtype=torch.int64)}, "norm.weight' as torch.int64"),
+    ("whole", {"weight/model.norm.weight": torch.ones(32, dtype=torch.int64)}, "norm.weight' has dtype torch.int64"),
 ]
 
 
@@ -194,7 +194,7 @@ def test_trainer_state_a_state_of_which_there_is_no_room_for_a_copy_is_not_writt
 ) -> None:
     backend = TorchBackend(make_spec(tiny_model))
     with monkeypatch.context() as patch:
-        patch.setattr(state_writer, "_copied", lambda tensor: [][0])
+        patch.setattr(state_writer, "_copy_to_host", lambda tensor: [][0])
         with pytest.raises(CheckpointError, match="rank 0 cannot copy its state: IndexError"):
             backend.save(tmp_path / "state", background=True)
     assert backend.is_save_written(wait=True)

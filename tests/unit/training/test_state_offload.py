@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from roll.training.deepspeed.lending import Lending
-from roll.training.deepspeed.spread import SpreadWeights
+from roll.training.deepspeed.state_offload import StateOffload
+from roll.training.deepspeed.zero_weights import ZeroWeights
 
 AWAY = torch.device("meta")
 
@@ -60,8 +60,8 @@ class Part:
         self.data = torch.ones(4)
 
 
-def spread_over(part: Any) -> SpreadWeights:
-    spread = SpreadWeights.__new__(SpreadWeights)
+def spread_over(part: Any) -> ZeroWeights:
+    spread = ZeroWeights.__new__(ZeroWeights)
     moments = {key: torch.zeros(4) for key in ("exp_avg", "exp_avg_sq")}
     spread._flat = [part]
     spread._adamw = types.SimpleNamespace(state={part: {"step": torch.tensor(3.0), **moments}})
@@ -72,26 +72,26 @@ def spread_over(part: Any) -> SpreadWeights:
 def test_state_offload_a_sync_brings_weights_alone_to_the_device_and_a_step_all(stage: int) -> None:
     """In the order of a run: trainers step aside, weights are synced, engines answer, trainers come back."""
     engine = Engine(stage)
-    lending = Lending(engine, spread_over(Part()), moves_states=stage == 3)
+    lending = StateOffload(engine, spread_over(Part()), moves_states=stage == 3)
     everything = set(Kind) if stage == 1 else {Kind.lp_params, Kind.lp_grads, Kind.contiguous_grad_buffer}
     zero = engine.optimizer
-    lending.give(["optimizer"])
+    lending.offload(["optimizer"])
     assert zero.offloaded_states == everything - {Kind.lp_params}
-    lending.take(["parameters"], AWAY)
+    lending.onload(["parameters"], AWAY)
     assert zero.offloaded_states == everything - {Kind.lp_params}
-    lending.give(["parameters"])
+    lending.offload(["parameters"])
     assert zero.offloaded_states == everything
-    lending.take(["parameters", "optimizer"], AWAY)
+    lending.onload(["parameters", "optimizer"], AWAY)
     assert not zero.offloaded_states
 
 
 def test_state_offload_masters_and_moments_are_moved_where_deepspeed_refuses() -> None:
     part: Any = Part()
     spread = spread_over(part)
-    lending = Lending(Engine(3), spread, moves_states=True)
-    lending.take(["parameters"], AWAY)
+    lending = StateOffload(Engine(3), spread, moves_states=True)
+    lending.onload(["parameters"], AWAY)
     assert part.data.device.type == "cpu"
-    lending.take(["optimizer"], AWAY)  # the same objects, elsewhere
+    lending.onload(["optimizer"], AWAY)  # the same objects, elsewhere
     held = spread._adamw.state[part]
     assert {tensor.device for tensor in (part.data, held["exp_avg"], held["exp_avg_sq"])} == {AWAY}
     assert float(held["step"]) == 3.0

@@ -8,14 +8,14 @@ from unittest import mock
 
 import pytest
 import torch
-from offload_ranks import OFFLOAD, RUNS, build, differing, state_of
+from offload_ranks import OFFLOAD, RUNS, build, collect_state, differing
 from streams import Stream, device_of_streams
 from torch import Tensor
 from training_helpers import make_batch
 
 from roll.algorithms.losses import PolicyLoss
-from roll.training.memory import saved
-from roll.training.memory.main_memory import MainMemory
+from roll.training.memory import activation_offload
+from roll.training.memory.host_memory import HostMemory
 
 HERE = torch.device("cpu")
 
@@ -23,12 +23,15 @@ HERE = torch.device("cpu")
 def steps(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
     backend = build(model, settings)
     results = [backend.train_step(make_batch(seed), PolicyLoss()) for seed in range(2)]
-    return {"losses": [result.loss for result in results], **state_of(backend)}
+    return {"losses": [result.loss for result in results], **collect_state(backend)}
 
 
 @pytest.mark.parametrize("run", ["plain", "bfloat16", "layers again", "8 bits", "adapters"])
 def test_offload_stream_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
-    with mock.patch.object(saved, "MIN_BYTES", 1), mock.patch("roll.training.memory.eight_bit.native", lambda: None):
+    with (
+        mock.patch.object(activation_offload, "MIN_BYTES", 1),
+        mock.patch("roll.training.memory.adamw_8bit.native", lambda: None),
+    ):
         expected = steps(tiny_model, RUNS[run])
         with device_of_streams() as streams:
             found = steps(tiny_model, RUNS[run] | OFFLOAD["both"])
@@ -37,12 +40,12 @@ def test_offload_stream_steps_with_all_that_can_be_offloaded_have_no_race(tiny_m
         assert not differing(found, expected)
 
 
-def use(memory: MainMemory, weight: Tensor) -> None:
+def use(memory: HostMemory, weight: Tensor) -> None:
     """Everything that it does, one after the other."""
     taken: list[Tensor] = []
-    memory.back(memory.away(weight * 2)).mul_(2)  # nothing but the copy needs the product's memory
+    memory.to_device(memory.to_host(weight * 2)).mul_(2)  # nothing but the copy needs the product's memory
     for number in range(6):
-        memory.hand_over(weight * number, lambda copy: taken.append(copy + 1))
+        memory.to_host_then(weight * number, lambda copy: taken.append(copy + 1))
     memory.finish()
     source = torch.zeros_like(taken[0])
     memory.write(weight, source)
@@ -53,7 +56,7 @@ def use(memory: MainMemory, weight: Tensor) -> None:
 
 def test_offload_stream_main_memory_has_no_race() -> None:
     with device_of_streams() as streams:
-        use(MainMemory(HERE), torch.ones(8, 8))
+        use(HostMemory(HERE), torch.ones(8, 8))
         assert not streams.races
         assert streams.num_copies == 1 + 1 + 6 + 1
 
@@ -72,7 +75,7 @@ def without_waiting(*_: Any) -> None:
 )
 def test_offload_stream_a_wait_that_is_left_out_is_found(path: str, race: str) -> None:
     with device_of_streams() as streams, mock.patch(path, without_waiting):
-        use(MainMemory(HERE), torch.ones(8, 8))
+        use(HostMemory(HERE), torch.ones(8, 8))
         assert race in streams.races
 
 
@@ -83,14 +86,14 @@ def test_offload_stream_what_comes_back_waits_for_what_went_away() -> None:
 
     wait = Stream.wait_stream
     with device_of_streams() as streams, mock.patch.object(Stream, "wait_stream", only_away):
-        use(MainMemory(HERE), torch.ones(8, 8))
+        use(HostMemory(HERE), torch.ones(8, 8))
         assert "to on main does not wait for side 1" in streams.races
 
 
 def test_offload_stream_what_is_copied_to_the_device_is_a_copy_of_its_own() -> None:
-    def straight(memory: MainMemory, target: Tensor, source: Tensor) -> None:
+    def straight(memory: HostMemory, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)
 
-    with device_of_streams() as streams, mock.patch.object(MainMemory, "write", straight):
-        use(MainMemory(HERE), torch.ones(8, 8))
+    with device_of_streams() as streams, mock.patch.object(HostMemory, "write", straight):
+        use(HostMemory(HERE), torch.ones(8, 8))
         assert streams.races == ["add_ on host does not wait for main"]

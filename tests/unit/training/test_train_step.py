@@ -223,7 +223,7 @@ def test_train_step_a_token_that_the_model_does_not_have_is_named(tiny_model: Pa
     tokens[place] = token
     samples = (*batch.samples[:-1], dataclasses.replace(batch.samples[-1], token_ids=tokens))
     wrong = dataclasses.replace(batch, samples=samples)
-    said = f"sample '3.3' has the token {token}, and '.*' has embeddings of 260: its tokenizer"
+    said = f"sample '3.3' has token {token}, but '.*' has 260 embeddings: the tokenizer"
     for go in (lambda: backend.train_step(wrong, PolicyLoss()), lambda: backend.forward(wrong, ["logprobs"])):
         with pytest.raises(ModelError, match=said):
             go()

@@ -91,18 +91,21 @@ def test_trainer_weights_lora_moves_only_adapters_and_merging_leaves_the_live_ne
     assert set(merged) == set(load_file(tiny_model / "model.safetensors"))
 
 
-LAYERS = "Name some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or take all-linear"
+LAYERS = "Use some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or all-linear"
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"target_modules": ["q_proj", "v_prj"]}, f"has 'v_prj', .* Did you mean 'v_proj'\\? {LAYERS}"),
-        ({"target_modules": ["lm_head"]}, f"has 'lm_head', which is no linear layer of LlamaForCausalLM's.*{LAYERS}"),
-        ({"target_modules": ["embed_tokens"]}, f"has 'embed_tokens', which is no linear layer.*{LAYERS}"),
+        (
+            {"target_modules": ["lm_head"]},
+            f"has 'lm_head', which is not a linear layer of LlamaForCausalLM's.*{LAYERS}",
+        ),
+        ({"target_modules": ["embed_tokens"]}, f"has 'embed_tokens', which is not a linear layer.*{LAYERS}"),
         ({"target_modules": ["(a+)+$"]}, LAYERS),
         ({"target_modules": [""]}, LAYERS),
-        ({"target_modules": []}, "target_modules is empty: name some of down_proj"),
+        ({"target_modules": []}, "target_modules is empty: use some of down_proj"),
         ({"rank": 10**12}, "model.lora.rank is 1000000000000, and no linear layer .* has a rank above 32: lower it"),
     ],
 )

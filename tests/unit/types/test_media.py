@@ -20,7 +20,7 @@ from roll.pipelines.supervised import kept
 from roll.rollout.replaying import ReplayedPart, check_replay, record_trajectory
 from roll.training.network.hidden_states import _rotary_ids
 from roll.training.packing.blocks import Member, shared_blocks
-from roll.training.packing.layout import build_layout, padded
+from roll.training.packing.layout import build_layout, pad_layout
 from roll.types import (
     Anchor,
     Branch,
@@ -144,7 +144,7 @@ def test_media_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     assert layout.rotary_ids is not None and layout.rotary_ids.shape == (3, layout.num_tokens)
     assert layout.rotary_ids[:, :8].tolist() == own[:, :8].tolist()
     assert layout.rotary_ids[:, first:].tolist() == [list(range(8))] * 3
-    wider = padded(layout, 32)
+    wider = pad_layout(layout, 32)
     assert wider.rotary_ids is not None and wider.rotary_ids.shape == (3, 32) and wider.media == layout.media
     assert _rotary_ids(layout, slice(1, 4)).tolist() == own[:, None, 1:4].tolist()  # as decoders take it: [3, 1, n]
     plain = build_layout(shared_blocks(members(sample("a"))))

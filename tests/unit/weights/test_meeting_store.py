@@ -15,9 +15,9 @@ import torch.distributed as dist
 from weight_helpers import TENSORS, DictSource, Peer, transfer
 
 from roll.errors import WeightSyncError
-from roll.weights import Sender, meeting_store, open_update
+from roll.weights import Sender, authenticated_store, open_update
+from roll.weights.authenticated_store import AuthenticatedStore, StoreServer
 from roll.weights.broadcast import BroadcastHandle
-from roll.weights.meeting_store import SecretStore, StoreServer
 
 SECOND = timedelta(seconds=1)
 
@@ -67,7 +67,7 @@ def test_weight_sync_store_a_stranger_on_the_port_gets_nothing_and_holds_up_nobo
         said = [ask_as_a_stranger(port, words) for words in (b"", bytes(64), os.urandom(64), b"\x01" + bytes(999))]
         assert all(len(each) <= 32 for each in said), "a nonce, and nothing more"
         with pytest.raises(dist.DistNetworkError):
-            SecretStore("127.0.0.1", port, "00" * 32, timeout=SECOND)
+            AuthenticatedStore("127.0.0.1", port, "00" * 32, timeout=SECOND)
         with pytest.raises(RuntimeError):
             dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=0.3), wait_for_workers=False)
         sender.release(failed=True)
@@ -109,16 +109,16 @@ def test_weight_sync_store_a_client_does_not_talk_to_who_cannot_prove_the_secret
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(dist.DistNetworkError, match="does not know the secret"):
-            SecretStore("127.0.0.1", impostor.getsockname()[1], "22" * 32, timeout=SECOND)
+        with pytest.raises(dist.DistNetworkError, match="does not have the secret"):
+            AuthenticatedStore("127.0.0.1", impostor.getsockname()[1], "22" * 32, timeout=SECOND)
         thread.join()
 
 
 def test_weight_sync_store_more_silent_strangers_than_are_let_in_hold_up_nobody(server: StoreServer) -> None:
     with contextlib.ExitStack() as stack:
-        for _ in range(meeting_store._MOST_STRANGERS + 3):
+        for _ in range(authenticated_store._MAX_UNAUTHENTICATED + 3):
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-        store = SecretStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=5))
+        store = AuthenticatedStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=5))
         store.set("a", "b")
         assert store.get("a") == b"b"
 
@@ -137,7 +137,7 @@ def test_weight_sync_store_it_listens_again_after_the_system_refused_a_connectio
     monkeypatch.setattr(socket.socket, "accept", sometimes)
     server = StoreServer("127.0.0.1")
     try:
-        store = SecretStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=5))
+        store = AuthenticatedStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=5))
         store.set("a", "b")
         assert store.get("a") == b"b" and refused
     finally:
@@ -145,7 +145,7 @@ def test_weight_sync_store_it_listens_again_after_the_system_refused_a_connectio
 
 
 def test_weight_sync_store_it_does_what_a_store_of_pytorch_does(server: StoreServer) -> None:
-    ours = SecretStore("127.0.0.1", server.port, server.secret, timeout=SECOND)
+    ours = AuthenticatedStore("127.0.0.1", server.port, server.secret, timeout=SECOND)
     for store in (dist.PrefixStore("a", ours), dist.PrefixStore("a", dist.HashStore())):
         store.set("text", "value")
         assert store.get("text") == b"value"
@@ -161,7 +161,7 @@ def test_weight_sync_store_it_does_what_a_store_of_pytorch_does(server: StoreSer
 
 
 def test_weight_sync_store_waiting_ends_with_the_trainer(server: StoreServer) -> None:
-    store = SecretStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=60))
+    store = AuthenticatedStore("127.0.0.1", server.port, server.secret, timeout=timedelta(seconds=60))
     threading.Timer(0.05, server.close).start()
     with pytest.raises(dist.DistError):
         store.get("never")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from roll.errors import WeightSyncError
 from roll.weights import rendezvous
-from roll.weights.rendezvous import Group, MeetingPoint, build_group, common_backend, device_name
+from roll.weights.rendezvous import Group, Rendezvous, build_group, common_backend, device_name
 
 VARIABLE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
@@ -62,14 +62,14 @@ def test_nccl_group_a_sync_that_is_given_up_is_not_waited_for() -> None:
 
 
 def test_nccl_group_a_receiver_hears_that_the_sender_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = MeetingPoint(dist.HashStore(), "sync/0", "sync 1", 1.0)
+    point = Rendezvous(dist.HashStore(), "sync/0", "sync 1", 1.0)
     point.write("verdict", {"group": "k", "backend": "nccl"})
-    monkeypatch.setattr(rendezvous, "ASK_S", 0.0)
+    monkeypatch.setattr(rendezvous, "CHECK_INTERVAL_S", 0.0)
     point.check_given_up()
     point.write("verdict", {"abandoned": "another engine failed, or the sender did"})
-    with pytest.raises(WeightSyncError, match="sync 1: the trainer gave the sync up: another engine failed"):
+    with pytest.raises(WeightSyncError, match="sync 1: the trainer aborted the sync: another engine failed"):
         point.check_given_up()
-    monkeypatch.setattr(rendezvous, "ASK_S", 3600.0)
+    monkeypatch.setattr(rendezvous, "CHECK_INTERVAL_S", 3600.0)
     point.check_given_up()  # it looks now and then only
 
 

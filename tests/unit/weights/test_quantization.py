@@ -12,7 +12,14 @@ from weight_helpers import DictSource, same_bytes
 from roll.errors import WeightSyncError
 from roll.weights import Sender, open_update
 from roll.weights.plan import spec_of
-from roll.weights.quantization import QuantizedWeights, codes_of, dequantized, quantized, read_back, without_scales
+from roll.weights.quantization import (
+    QuantizedWeights,
+    dequantize,
+    dequantize_stream,
+    quantize,
+    quantized_dtype,
+    without_scales,
+)
 
 E4M3 = np.array(
     sorted(
@@ -25,18 +32,18 @@ E4M3 = np.array(
 
 def test_weight_quantization_int8_by_hand():
     weight = torch.tensor([[0.5, -1.27, 0.004, 0.015], [0.0, 0.0, 0.0, 0.0], [2.0, 2.54, -2.54, 0.01]])
-    codes, scales = quantized(weight, "int8")
+    codes, scales = quantize(weight, "int8")
     assert codes.tolist() == [[50, -127, 0, 2], [0, 0, 0, 0], [100, 127, -127, 0]]  # halves go to even codes
     assert scales.shape == (3, 1) and scales.dtype == torch.float32
     assert scales[:, 0].tolist() == pytest.approx([0.01, torch.finfo(torch.float32).tiny, 0.02])
-    back = dequantized(codes, scales, torch.float32)
+    back = dequantize(codes, scales, torch.float32)
     assert back.numpy() == pytest.approx(np.array([[0.5, -1.27, 0, 0.02], [0] * 4, [2.0, 2.54, -2.54, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_quantization_fp8_takes_the_nearest_number_of_the_format(dtype: torch.dtype):
     weight = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    codes, scales = quantized(weight, "fp8")
+    codes, scales = quantize(weight, "fp8")
     assert codes.dtype == torch.float8_e4m3fn
     shares = weight.double().abs().numpy() / weight.double().abs().amax(1, keepdim=True).numpy() * 448
     nearest = E4M3[np.abs(shares[..., None] - E4M3).argmin(-1)]
@@ -48,8 +55,8 @@ def test_weight_quantization_fp8_takes_the_nearest_number_of_the_format(dtype: t
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 def test_weight_quantization_what_is_read_back_has_the_same_codes(format: str):
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
-    codes, scales = quantized(weight, format)
-    again, _ = quantized(dequantized(codes, scales, torch.float32), format)
+    codes, scales = quantize(weight, format)
+    again, _ = quantize(dequantize(codes, scales, torch.float32), format)
     assert same_bytes(codes, again)
 
 
@@ -57,7 +64,7 @@ def test_weight_quantization_what_is_read_back_has_the_same_codes(format: str):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e-44])
 def test_weight_quantization_rows_beyond_numbers_stay_visible_and_tiny_ones_finite(format: str, value: float):
     weight = torch.tensor([[value, 1e-45], [1.0, 0.5]])
-    back = dequantized(*quantized(weight, format), torch.float32)
+    back = dequantize(*quantize(weight, format), torch.float32)
     assert bool(back[0].isfinite().all()) == (value < 1)
     assert back[1, 0] == 1
 
@@ -77,14 +84,14 @@ def test_weight_quantization_an_engine_reads_back_what_was_sent_bit_for_bit(form
     assert [spec.name for spec in update.manifest] == source.names()
     assert source.names() == ["embed", "up_scale", "up", "norm", "down_scale", "down"]
     assert [spec.name for spec in without_scales(update.manifest)] == ["embed", "up", "norm", "down"]
-    assert codes_of(update.manifest) == ("int8" if format == "int8" else "float8_e4m3fn")
+    assert quantized_dtype(update.manifest) == ("int8" if format == "int8" else "float8_e4m3fn")
     with open_update(update) as receiver:
-        found = {n: t.clone() for n, t in read_back(receiver, update.manifest, torch.bfloat16)}
+        found = {n: t.clone() for n, t in dequantize_stream(receiver, update.manifest, torch.bfloat16)}
     assert receiver.checksums == sender.send()
     assert receiver.num_bytes == 4 * 6 * (2 + 1 + 4 + 1) + 2 * 4 * 4
     sender.close()
     for name, weight in tensors().items():
-        sent = dequantized(*quantized(weight, format), torch.bfloat16) if name in ("up", "down") else weight
+        sent = dequantize(*quantize(weight, format), torch.bfloat16) if name in ("up", "down") else weight
         assert same_bytes(found[name], sent)
 
 
@@ -99,29 +106,34 @@ def test_weight_quantization_codes_without_the_scales_of_their_rows_are_never_ap
     sender = Sender()
     update = sender.stage(DictSource({n: t for n, t in offered.items() if t is not None}), 1, "in_process")
     assert update is not None
-    with pytest.raises(WeightSyncError, match="tensor 'up' came as int8 codes"), open_update(update) as receiver:
-        list(read_back(receiver, update.manifest, torch.float32))
+    with (
+        pytest.raises(WeightSyncError, match="tensor 'up' was received as int8 codes"),
+        open_update(update) as receiver,
+    ):
+        list(dequantize_stream(receiver, update.manifest, torch.float32))
     sender.close()
 
 
 def test_weight_quantization_scales_outlive_the_buffer_that_they_came_in():
-    codes, scales = quantized(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "int8")
+    codes, scales = quantize(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "int8")
     manifest = [spec_of("up_scale", scales), spec_of("up", codes)]
-    expected, buffer = dequantized(codes, scales, torch.float32), scales.clone()
+    expected, buffer = dequantize(codes, scales, torch.float32), scales.clone()
 
     def arriving() -> Iterator[tuple[str, torch.Tensor]]:
         yield "up_scale", buffer
         buffer.zero_()  # the next bucket
         yield "up", codes
 
-    assert [(n, t.tolist()) for n, t in read_back(arriving(), manifest, torch.float32)] == [("up", expected.tolist())]
+    assert [(n, t.tolist()) for n, t in dequantize_stream(arriving(), manifest, torch.float32)] == [
+        ("up", expected.tolist())
+    ]
 
 
 def test_weight_quantization_a_weight_that_ends_like_a_scale_is_a_weight():
     offered = {"up": torch.ones(4, 6), "up_scale": torch.ones(4, 1)}
     sender = Sender()
     update = sender.stage(DictSource(offered), 1, "in_process")
-    assert update is not None and codes_of(update.manifest) is None
+    assert update is not None and quantized_dtype(update.manifest) is None
     with open_update(update) as receiver:
-        assert [name for name, _ in read_back(receiver, update.manifest, torch.float32)] == ["up", "up_scale"]
+        assert [name for name, _ in dequantize_stream(receiver, update.manifest, torch.float32)] == ["up", "up_scale"]
     sender.close()

@@ -41,11 +41,11 @@ def test_weight_receiver_tensors_arrive_bit_for_bit_with_their_checksums(sender:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"b": TensorSpec(name="b", shape=(2, 2), dtype="float32")}, r"'b' has shape \(4,\), announced was \(2, 2\)"),
-        ({"b": TensorSpec(name="b", shape=(4,), dtype="bfloat16")}, "'b' has dtype float32, announced was bfloat16"),
-        ({"b": None}, "'b' was unexpected: it came and is not in the manifest"),
-        ({"c": None}, "'c' was unexpected: it came after the last"),
-        ({"b": TensorSpec(name="x", shape=(4,), dtype="float32")}, "'b' was unexpected"),
+        ({"b": TensorSpec(name="b", shape=(2, 2), dtype="float32")}, r"'b' has shape \(4,\), expected \(2, 2\)"),
+        ({"b": TensorSpec(name="b", shape=(4,), dtype="bfloat16")}, "'b' has dtype float32, expected bfloat16"),
+        ({"b": None}, "'b' is unexpected: it is not in the manifest"),
+        ({"c": None}, "'c' is unexpected: the last tensor of the manifest was received before it"),
+        ({"b": TensorSpec(name="x", shape=(4,), dtype="float32")}, "'b' is unexpected"),
     ],
 )
 def test_weight_receiver_what_differs_from_the_manifest_is_named(sender: Sender, changed: dict, message: str):
@@ -55,7 +55,7 @@ def test_weight_receiver_what_differs_from_the_manifest_is_named(sender: Sender,
 
 
 @pytest.mark.parametrize(
-    ("dropped", "message"), [("b", "'b' is missing: 'c' came instead"), ("c", "'c' is missing: the")]
+    ("dropped", "message"), [("b", "'b' is missing: received 'c' instead"), ("c", "'c' is missing: the")]
 )
 def test_weight_receiver_a_tensor_lost_on_the_way_is_named(sender: Sender, dropped: str, message: str):
     whole = offer(THREE, sender)
@@ -75,7 +75,7 @@ def test_weight_receiver_a_tensor_that_comes_twice_is_named(sender: Sender):
 
     in_process._staged[update.handle].insert(1, ("a", THREE["a"]))
     with (
-        pytest.raises(WeightSyncError, match="'a' was unexpected: it came for the second time"),
+        pytest.raises(WeightSyncError, match="'a' is unexpected: it was received twice"),
         open_update(replace(update, manifest=specs)) as receiver,
     ):
         list(receiver)
@@ -83,7 +83,7 @@ def test_weight_receiver_a_tensor_that_comes_twice_is_named(sender: Sender):
 
 def test_weight_receiver_an_engine_that_leaves_tensors_unread_is_told_which(sender: Sender):
     with (
-        pytest.raises(WeightSyncError, match="left 2 of 3 tensors unread: 'b', 'c'"),
+        pytest.raises(WeightSyncError, match="did not read 2 of 3 tensors: 'b', 'c'"),
         open_update(offer(THREE, sender)) as receiver,
     ):
         next(iter(receiver))

@@ -17,8 +17,8 @@ from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, tr
 
 from roll.errors import WeightSyncError
 from roll.weights import Sender, broadcast, in_process, open_update, tensor_checksum
-from roll.weights.broadcast import addressed
-from roll.weights.meeting_store import SecretStore
+from roll.weights.authenticated_store import AuthenticatedStore
+from roll.weights.broadcast import address_offer
 from roll.weights.plan import plan_buckets
 
 SMALL_BUCKETS = 200
@@ -154,7 +154,7 @@ def test_weight_transport_a_killed_sender_leaves_no_shared_memory_and_its_offer_
     assert "/memfd:roll-weights (deleted)" in opened, "the only memory has no name, so the kernel frees it"
     assert not [path for path in opened if path.startswith("/dev/shm")]
     lone_peer.kill()
-    with pytest.raises(WeightSyncError, match="out of reach: its process ended"), open_update(update):
+    with pytest.raises(WeightSyncError, match="cannot be opened: its process ended"), open_update(update):
         pass
 
 
@@ -165,7 +165,7 @@ def test_weight_transport_memory_of_another_than_the_offering_process_is_refused
     with pytest.raises(WeightSyncError, match="the trainer restarted"), open_update(stranger):
         pass
     longer = replace(update, handle=replace(update.handle, num_bytes=2**40))
-    with pytest.raises(WeightSyncError, match="announced were 1099511627776"), open_update(longer):
+    with pytest.raises(WeightSyncError, match="expected 1099511627776"), open_update(longer):
         pass
 
 
@@ -173,7 +173,7 @@ def test_weight_transport_a_failed_sync_lets_the_memory_file_go(sender: Sender):
     update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
     assert update is not None
     sender.release(failed=True)
-    with pytest.raises(WeightSyncError, match="out of reach"), open_update(update):
+    with pytest.raises(WeightSyncError, match="cannot be opened"), open_update(update):
         pass
 
 
@@ -188,16 +188,16 @@ def test_weight_transport_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_
     update = sender.stage(DictSource(LONG), 1, "broadcast")
     assert update is not None
     ids = ("engine-0", "engine-1")
-    peers[0].tell("receive", addressed(update, ids[0], ids), {"timeout_s": 20.0}, None)
+    peers[0].tell("receive", address_offer(update, ids[0], ids), {"timeout_s": 20.0}, None)
     command = "fail" if how == "fail" else "receive"
-    lone_peer.tell(command, addressed(update, ids[1], ids), {"timeout_s": 20.0}, 3)
+    lone_peer.tell(command, address_offer(update, ids[1], ids), {"timeout_s": 20.0}, 3)
     begin = time.monotonic()
-    with pytest.raises(WeightSyncError, match="trainer or engine broke off the broadcast"):
+    with pytest.raises(WeightSyncError, match="the trainer or an engine aborted the broadcast"):
         sender.send()
     sender.release(failed=True)
     survivor = peers[0].answer()
     assert isinstance(survivor, WeightSyncError)
-    assert "engine engine-0: trainer or engine broke off the broadcast" in str(survivor)
+    assert "engine engine-0: the trainer or an engine aborted the broadcast" in str(survivor)
     assert time.monotonic() - begin < 15, "noticed by the closed connection, not by the time limit"
     if how == "fail":
         assert "the engine refuses layer 3" in str(lone_peer.answer())
@@ -210,7 +210,7 @@ def test_weight_transport_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engi
     update = lone_peer.answer()
     lone_peer.tell("send")
     with (
-        pytest.raises(WeightSyncError, match="engine engine: trainer or engine broke off the broadcast"),
+        pytest.raises(WeightSyncError, match="engine engine: the trainer or an engine aborted the broadcast"),
         open_update(update, timeout_s=20) as receiver,
     ):
         list(receiver)
@@ -223,7 +223,9 @@ def test_weight_transport_an_engine_does_not_wait_for_ever_for_a_trainer(
     sender: Sender, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(  # it may be slow to come to the meeting
-        broadcast, "SecretStore", lambda *place, timeout: SecretStore(*place, timeout=timedelta(seconds=20))
+        broadcast,
+        "AuthenticatedStore",
+        lambda *place, timeout: AuthenticatedStore(*place, timeout=timedelta(seconds=20)),
     )
     update = sender.stage(DictSource(TENSORS), 1, "broadcast")
     assert update is not None
@@ -249,14 +251,14 @@ def test_weight_transport_a_sender_names_the_engine_that_does_not_come(peers: li
     update = sender.stage(source, 1, "broadcast")
     assert update is not None
     ids = ("here", "gone")
-    peers[0].tell("receive", addressed(update, "here", ids), {"timeout_s": 20.0}, None)
+    peers[0].tell("receive", address_offer(update, "here", ids), {"timeout_s": 20.0}, None)
     handle = update.handle
-    store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=20))
+    store = AuthenticatedStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=20))
     dist.PrefixStore(handle.sync, store).wait(["hello/1"], timedelta(seconds=20))
     with pytest.raises(WeightSyncError, match=r"engine gone did not come to receive within 1 s"):
         sender.send()
     sender.release(failed=True)
-    assert "the trainer gave the sync up" in str(peers[0].answer())
+    assert "the trainer aborted the sync" in str(peers[0].answer())
     assert source.num_yielded == 2 * len(TENSORS), "other ranks iterate too and would wait for this one"
     sender.close()
     with pytest.raises(WeightSyncError, match="nothing to send"):
@@ -267,7 +269,7 @@ def test_weight_transport_a_release_ends_a_send_that_waits(sender: Sender):
     assert sender.stage(DictSource(TENSORS), 1, "broadcast") is not None
     sending = send_aside(sender)
     sender.release(failed=True)
-    with pytest.raises(WeightSyncError, match="given up before every engine had come"):
+    with pytest.raises(WeightSyncError, match="aborted before every engine had joined"):
         sending.result(timeout=10)
 
 
@@ -276,7 +278,7 @@ def test_weight_transport_a_sync_that_is_given_up_before_it_is_sent_goes_through
     assert sender.stage(source, 1, "broadcast") is not None
     sender.release(failed=True)
     seen = source.num_yielded
-    with pytest.raises(WeightSyncError, match="given up"):
+    with pytest.raises(WeightSyncError, match="aborted"):
         sender.send()
     assert source.num_yielded == seen + len(TENSORS), "other ranks may have begun, and would wait for this one"
 
@@ -302,7 +304,7 @@ def test_weight_transport_weight_sync_that_is_given_up_while_it_is_staged_writes
     sender: Sender, tmp_path: Path, transport: str
 ):
     source = GivenUpSource(sender, tmp_path)
-    with pytest.raises(WeightSyncError, match="policy version 1: it was given up while it was staged"):
+    with pytest.raises(WeightSyncError, match="policy version 1: it was aborted while it was staged"):
         sender.stage(source, 1, transport)
     for file in source.files:
         file.close()
@@ -329,6 +331,6 @@ def test_weight_transport_shared_memory_that_is_full_lets_the_other_ranks_end(
 
 def test_weight_transport_a_source_that_changes_under_the_same_names_is_refused(sender: Sender, peers: list[Peer]):
     transfer(sender, {"a": torch.zeros(3)}, "broadcast", peers[:1])
-    with pytest.raises(WeightSyncError, match=r"announced .*shape=\(3,\).* and then had .*shape=\(4,\)"):
+    with pytest.raises(WeightSyncError, match=r"announced .*shape=\(3,\).* but sent .*shape=\(4,\)"):
         transfer(sender, {"a": torch.zeros(4)}, "broadcast", peers[:1])
     assert isinstance(peers[0].answer(), WeightSyncError)

@@ -404,12 +404,12 @@ async def test_weight_sync_an_engine_that_does_not_answer_counts_as_dead(
             await asyncio.Event().wait()
             raise AssertionError
 
-    within = deliveries.within
+    within = deliveries.call_with_timeout
 
     def patient_with_the_other(timeout_s: float, engine: HFEngine, *call: Any) -> Any:
         return within(timeout_s if isinstance(engine, Hanging) else 60.0, engine, *call)
 
-    monkeypatch.setattr(deliveries, "within", patient_with_the_other)
+    monkeypatch.setattr(deliveries, "call_with_timeout", patient_with_the_other)
     bench = await open_bench(Hanging, HFEngine, timeout_s=0.5)
     report = await bench.sync.push(0)
     assert report.dead["engine-0"].cause == "it did not confirm policy version 0 within 0.5 s"
@@ -464,7 +464,7 @@ async def test_weight_sync_a_configured_tolerance_is_used(open_bench: Callable[.
 
 async def test_weight_sync_a_fresh_engine_cannot_be_synced_before_the_first_push(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine)
-    with pytest.raises(WeightSyncError, match="nothing was pushed yet"):
+    with pytest.raises(WeightSyncError, match="no weights were pushed yet"):
         await bench.sync.push_to(bench.engines.engines[0])
 
 
@@ -492,7 +492,9 @@ async def test_weight_sync_keeps_a_version_of_every_adapter(open_bench: Callable
     assert not report.probe and report.num_read_back == 0  # engines score with the policy's own weights
     assert bench.sync.versions == {None: 0, "judge": 3}
     assert bench.engines.engines[0].held == {None: 0, "judge": 3}
-    with pytest.raises(WeightSyncError, match="2 sets of weights were pushed; the trainer holds that of adapter"):
+    with pytest.raises(
+        WeightSyncError, match="2 sets of weights were pushed; the trainer holds only the weights of adapter"
+    ):
         await bench.sync.push_to(bench.engines.engines[0])
     assert (await bench.sync.push(1)).probe
 
@@ -501,7 +503,7 @@ async def test_weight_sync_of_an_adapter_that_is_not_confirmed_is_refused(open_b
     bench = await open_bench(AdapterEngine)
     bench.engines.engines[0].confirms = False
     await bench.sync.push(0)
-    with pytest.raises(WeightSyncError, match="it confirmed the policy's own weights in place of the adapter 'judge'"):
+    with pytest.raises(WeightSyncError, match="it confirmed the policy's own weights instead of the adapter 'judge'"):
         await bench.sync.push(1, adapter="judge")
 
 
@@ -533,7 +535,7 @@ async def test_weight_sync_engines_stand_still_for_the_tensors_and_decode_again_
         engine.decoding.set()
 
     async with asyncio.timeout(60):
-        report = await bench.sync.push(0, still=standing_still())
+        report = await bench.sync.push(0, pause_generation=standing_still())
     assert report.probe
     assert engine.decoding.is_set()
 

@@ -28,7 +28,7 @@ from roll.inference.vllm.environment import is_cpu_build
 from roll.openmp import start_spin_control
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
-from roll.weights.quantization import read_back, without_scales
+from roll.weights.quantization import dequantize_stream, without_scales
 
 __all__ = ["WeightReceiver", "check_applied", "check_manifest", "checkpoint_shapes"]
 
@@ -142,7 +142,7 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
 
         def stream() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in read_back(receiver, update.manifest, worker.model_config.dtype):
+            for name, tensor in dequantize_stream(receiver, update.manifest, worker.model_config.dtype):
                 # vLLM keeps a layer's tensors until the layer is complete, so they must outlive the receiver's buffer.
                 kept = tensor.to(worker.device, copy=update.transport not in LASTING)
                 if name in plain:

@@ -204,7 +204,7 @@ def weight_sync(
         config.weight_sync,
         probe=probe_sequences(data),
         transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
-        at_hand=devices.syncing if devices else nullcontext,
+        weights_on_device=devices.syncing if devices else nullcontext,
     )
 
 

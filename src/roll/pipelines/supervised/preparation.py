@@ -8,7 +8,7 @@ from pathlib import Path
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError, DataError
-from roll.models import check_experts, check_rotation, context_length, load_tokenizer, resolve_model
+from roll.models import check_experts, check_rope_scaling, context_length, load_tokenizer, resolve_model
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
@@ -50,7 +50,7 @@ def prepare(
         raise ConfigError(
             f"training.max_example_tokens {asked} exceeds the {longest} tokens that the model was made for: lower it."
         )
-    check_rotation(model_path, asked or longest, "training.max_example_tokens")
+    check_rope_scaling(model_path, asked or longest, "training.max_example_tokens")
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     examples = build_examples(
         config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end, pipeline=config.pipeline

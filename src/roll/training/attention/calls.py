@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from roll.models import AttentionForm
-from roll.training.attention.products import blocked_products, dense_products
+from roll.training.attention.matmul_attention import blocked_attention, dense_attention
 
-__all__ = ["Call", "Causal", "Dense", "Prefixes", "Rows", "Shared", "compute"]
+__all__ = ["Call", "CausalCall", "DenseCall", "Prefixes", "RowIndex", "TreeCall", "compute"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowIndex:
     """Entries of the row, batched [B, n] with padding, and the inverse index."""
 
     index: Tensor
@@ -38,7 +38,7 @@ class Rows:
 class Prefixes:
     """Prefixes of segments, whose keys the segments attend to."""
 
-    rows: Rows
+    rows: RowIndex
     """The entries of the prefixes, size [b, p]."""
     owners: Tensor
     """The prefix of each segment [B], an index among the b."""
@@ -47,28 +47,28 @@ class Prefixes:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseCall:
     """Small blocks, computed as matrix products under a mask."""
 
-    rows: Rows
+    rows: RowIndex
     bias: Tensor
     """The mask [B, 1, 1, n, n]: 0 where a query may see a key, else -inf; float32 or better."""
 
 
 @dataclass(frozen=True, slots=True)
-class Causal:
+class CausalCall:
     """Plain sequences under a causal mask."""
 
-    rows: Rows
+    rows: RowIndex
     blocked: bool
     """Whether to use blocked products; otherwise SDPA."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class TreeCall:
     """Segments of any trees, each after the keys of its ancestors."""
 
-    rows: Rows
+    rows: RowIndex
     """The entries of the segments, size [B, n]."""
     prefixes: Prefixes
     how: Literal["dense", "blocked", "sdpa"]
@@ -78,7 +78,7 @@ class Shared:
     products, which are always causal."""
 
 
-Call = Dense | Causal | Shared
+Call = DenseCall | CausalCall | TreeCall
 
 
 def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
@@ -86,19 +86,19 @@ def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) ->
     included.
     """
     queries = _Gather.apply(q, call.rows)
-    if isinstance(call, Shared):
-        keys, values = (_GatherBehindPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
+    if isinstance(call, TreeCall):
+        keys, values = (_GatherWithPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
     else:
         keys, values = (_Gather.apply(x, call.rows) for x in (k, v))
-    if isinstance(call, Dense):
-        result = dense_products(queries, keys, values, call.bias, form)
-    elif isinstance(call, Causal):
-        causal = blocked_products if call.blocked else _sdpa
+    if isinstance(call, DenseCall):
+        result = dense_attention(queries, keys, values, call.bias, form)
+    elif isinstance(call, CausalCall):
+        causal = blocked_attention if call.blocked else _sdpa
         result = causal(queries, keys, values, None, form)
     elif call.how == "sdpa":
         result = _sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), form)
     else:
-        products = dense_products if call.how == "dense" else blocked_products
+        products = dense_attention if call.how == "dense" else blocked_attention
         result = products(queries, keys, values, call.bias, form)
     return result.flatten(0, 1)
 
@@ -107,17 +107,17 @@ class _Gather(torch.autograd.Function):
     """Gathers rows of [N, h, d] as [B, n, h, d]. The backward pass copies gradients without sums, so it is exact."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: RowIndex) -> Tensor:
         ctx.rows, ctx.shape = rows, x.shape
         return x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
-        return _scattered(ctx.shape, ((ctx.rows, grad),)), None
+        return _scatter_gradients(ctx.shape, ((ctx.rows, grad),)), None
 
 
-class _GatherBehindPrefix(torch.autograd.Function):
+class _GatherWithPrefix(torch.autograd.Function):
     """Gathers rows of [N, h, d] as [B, p + n, h, d]: each segment's rows after those of its prefix.
 
     The backward pass sums the gradients of a common prefix over its segments, in float32 or better, in the order of
@@ -125,7 +125,7 @@ class _GatherBehindPrefix(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Rows, prefixes: Prefixes) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: RowIndex, prefixes: Prefixes) -> Tensor:
         ctx.rows, ctx.prefixes, ctx.shape = rows, prefixes, x.shape
         before = x.index_select(0, prefixes.rows.index).view(*prefixes.rows.size, *x.shape[1:])
         own = x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
@@ -144,10 +144,14 @@ class _GatherBehindPrefix(torch.autograd.Function):
             for rows, part in ((prefixes.rows, sums), (ctx.rows, grad[:, length:].to(high))):
                 total.index_add_(0, rows.members, part.reshape(-1, *part.shape[2:]).index_select(0, rows.inverse))
             return total.to(grad.dtype), None, None
-        return _scattered(ctx.shape, ((prefixes.rows, sums.to(grad.dtype)), (ctx.rows, grad[:, length:]))), None, None
+        return (
+            _scatter_gradients(ctx.shape, ((prefixes.rows, sums.to(grad.dtype)), (ctx.rows, grad[:, length:]))),
+            None,
+            None,
+        )
 
 
-def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Tensor:
+def _scatter_gradients(shape: torch.Size, parts: tuple[tuple[RowIndex, Tensor], ...]) -> Tensor:
     """Scatter the gradients [B, n, h, d] of gathered rows to all rows; a row that no part covers gets 0."""
     flat = [grad.reshape(-1, *grad.shape[2:]).index_select(0, rows.inverse) for rows, grad in parts]
     if len(parts) == 1 and len(flat[0]) == shape[0]:

@@ -40,7 +40,7 @@ def fused_attention(module: Any) -> Callable[..., Any] | None:
     if any(norm is not None and getattr(norm, "weight", torch.empty(0)).shape != (module.head_dim,) for norm in norms):
         return None
     replacement = _replacement(module)
-    return replacement if _same(module, replacement) else None
+    return replacement if _gives_same_result(module, replacement) else None
 
 
 def _replacement(module: Any) -> Callable[..., Any]:
@@ -55,7 +55,7 @@ def _replacement(module: Any) -> Callable[..., Any]:
     ) -> Any:
         plan: AttentionPlan | None = kwargs.get("roll_plan")
         window = getattr(module, "sliding_window", None)
-        form = None if plan is None else plan.rotated(module, attention_mask, window, kwargs)
+        form = None if plan is None else plan.fused_rotary_form(module, attention_mask, window, kwargs)
         if (
             plan is None
             or form is None
@@ -74,7 +74,7 @@ def _replacement(module: Any) -> Callable[..., Any]:
 
 
 @torch.no_grad()
-def _same(module: Any, replacement: Callable[..., Any]) -> bool:
+def _gives_same_result(module: Any, replacement: Callable[..., Any]) -> bool:
     """Return whether module and replacement give the same result on a random row of a prompt and two answers."""
     weight = module.q_proj.weight
     segments = tuple(Segment(start=s, length=n, parent=p, position=x) for s, n, p, x in _SEGMENTS)
@@ -89,7 +89,7 @@ def _same(module: Any, replacement: Callable[..., Any]) -> bool:
         uses=positions.numpy(),
     )
     plan = AttentionPlan(layout, weight.device, weight.dtype)
-    if plan.places is None:
+    if plan.tree_ranges is None:
         return False
     generator = torch.Generator().manual_seed(0)
     angles = positions[:, None] * torch.rand(module.head_dim // 2, generator=generator)

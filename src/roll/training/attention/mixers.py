@@ -45,15 +45,15 @@ class Paths:
         self.source = torch.from_numpy(source).to(device)
         """The position of each entry of the row among the B * L [N]."""
 
-    def apart(self, x: Any) -> Any:
+    def split(self, x: Any) -> Any:
         """Return a tensor [1, N, …] as [B, L, …], also inside tuples; return anything else unchanged."""
         if isinstance(x, tuple):
-            return tuple(self.apart(part) for part in x)
+            return tuple(self.split(part) for part in x)
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[:2] != (1, len(self.source)):
             return x
         return x[0].index_select(0, self.index).view(*self.size, *x.shape[2:])
 
-    def together(self, x: Tensor) -> Tensor:
+    def merge(self, x: Tensor) -> Tensor:
         """Return a tensor [B, L, …] as [1, N, …]."""
         return x.flatten(0, 1).index_select(0, self.source)[None]
 
@@ -97,9 +97,9 @@ def _by_path(plain: Callable[..., Any], current: list[_Plan | None]) -> Callable
             )
         paths = plan.paths
         assert hidden.shape[:2] == (1, len(paths.source))
-        output = plain(*map(paths.apart, args), **{name: paths.apart(x) for name, x in kwargs.items()})
+        output = plain(*map(paths.split, args), **{name: paths.split(x) for name, x in kwargs.items()})
         if isinstance(output, tuple):
-            return paths.together(output[0]), *output[1:]
-        return paths.together(output)
+            return paths.merge(output[0]), *output[1:]
+        return paths.merge(output)
 
     return forward

@@ -3,7 +3,7 @@
     queries, keys, values [N, h, d] ─► trees x heads of keys, one after the other, on all threads ─► [N, H, w]
 
 Nothing is gathered into batches, padded or masked in memory. It supports bfloat16 models on the CPU with plain
-attention; all other attention (windows, caps, sinks, other dtypes) uses `products`.
+attention; all other attention (windows, caps, sinks, other dtypes) uses `matmul_attention`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from roll.training.kernels.native import native
 from roll.training.packing.layout import PackedLayout, Tree
 
-__all__ = ["Places", "Rotation", "attend", "native_attention_supported", "places_of", "turned"]
+__all__ = ["Rotation", "TreeRanges", "attend", "build_tree_ranges", "native_attention_supported", "rotate"]
 
 
-class Places(NamedTuple):
+class TreeRanges(NamedTuple):
     """The positions of a row's trees in the form that `attention.c` reads; int64."""
 
     trees: Tensor
@@ -44,7 +44,7 @@ def native_attention_supported(device: torch.device, dtype: torch.dtype) -> bool
     return device.type == "cpu" and dtype == torch.bfloat16 and native() is not None and _kind() > 0
 
 
-def places_of(layout: PackedLayout) -> Places:
+def build_tree_ranges(layout: PackedLayout) -> TreeRanges:
     """Return the positions of a row's trees, segments and ancestor ranges. Adjacent ancestors form one range."""
     trees, segments, ranges = [], [], []
     for tree in sorted(layout.blocks, key=lambda tree: (-_pairs(tree), tree.start)):
@@ -60,14 +60,16 @@ def places_of(layout: PackedLayout) -> Places:
             else:
                 known.append([*behind, (first, s.length)])
     parts = ((trees, 4), (segments, 4), (ranges, 2))
-    return Places(*(torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, wide)) for rows, wide in parts))
+    return TreeRanges(*(torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, wide)) for rows, wide in parts))
 
 
 def _pairs(tree: Tree) -> int:
     return sum(s.length * (s.position + s.length) for s in tree.segments)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotation: Rotation | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, places: TreeRanges, scale: float, rotation: Rotation | None = None
+) -> Tensor:
     """Compute attention of queries [N, H, d], keys [N, K, d] and values [N, K, w]; return [N, H, w].
 
     With `rotation`, queries and keys are given before their rotation.
@@ -78,7 +80,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotati
 
 
 @torch.no_grad()
-def turned(x: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate queries or keys [N, h, d] as `attend` does, without a gradient."""
     width = rotation.cosine.shape[1]
     turning, rest = x.float().split([width, x.shape[2] - width], dim=2)
@@ -93,7 +95,7 @@ def _kind() -> int:
     """Return the bfloat16 instructions of this machine: 0 none, 1 AVX-512 vectors, 2 AMX tiles."""
     library = native()
     assert library is not None
-    return library.ask("attention_kind")
+    return library.query("attention_kind")
 
 
 class _Attention(torch.autograd.Function):
@@ -101,7 +103,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotation: Rotation | None
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: TreeRanges, scale: float, rotation: Rotation | None
     ) -> Tensor:
         library = native()
         assert library is not None

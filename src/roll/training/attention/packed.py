@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from roll.errors import ModelError, UnsupportedError
-from roll.models import AttentionForm, Reach, attention_form, position_scale, reach_mask
-from roll.training.attention.calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
+from roll.models import AttentionForm, AttentionSpan, attention_form, position_scale, read_mask_span
+from roll.training.attention.calls import Call, CausalCall, DenseCall, Prefixes, RowIndex, TreeCall, compute
 from roll.training.attention.mixers import Paths
-from roll.training.attention.native import Rotation, attend, native_attention_supported, places_of, turned
-from roll.training.attention.varlen import LARGEST_HEAD, VarlenPlan, varlen_attention, varlen_supported
+from roll.training.attention.native import Rotation, attend, build_tree_ranges, native_attention_supported, rotate
+from roll.training.attention.varlen import MAX_HEAD_DIM, VarlenPlan, varlen_attention, varlen_supported
 from roll.training.packing.layout import Int64Array, PackedLayout, Tree
 from roll.training.parallel.tokens import WHOLE, TokenShare
 
@@ -53,11 +53,11 @@ LENGTH_RATIO = 0.75
 class Observer(Protocol):
     """Observes the attention of some layers."""
 
-    def looks_at(self, layer: int) -> bool:
+    def is_observed(self, layer: int) -> bool:
         """Return whether to observe this layer; layers are counted in the order in which they run."""
         ...
 
-    def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+    def observe(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
         """Receive queries [N, H, d] and keys [N, K, d] of the next observed layer, the scale of its scores, its
         sliding window.
         """
@@ -100,17 +100,17 @@ class AttentionPlan:
         """The number of attention layers that have run so far."""
         self.longest = int(layout.position_ids.max()) + 1
         self.varlen = VarlenPlan(layout, device) if varlen_supported(device, dtype) else None
-        self.places = places_of(layout) if native_attention_supported(device, dtype) else None
+        self.tree_ranges = build_tree_ranges(layout) if native_attention_supported(device, dtype) else None
         self._layout = layout
         self._device = device
         self._dtype = dtype
         self._blocked = blocked_supported(device)
-        self.uses = share.own_tokens(layout, layout.uses).to(device)
+        self.uses = share.local_tokens(layout, layout.uses).to(device)
         """The number of samples that use each of the tokens whose experts this rank computes."""
-        self.experts = None if layout.experts is None else share.own_tokens(layout, layout.experts).to(device)
+        self.experts = None if layout.experts is None else share.local_tokens(layout, layout.experts).to(device)
         self._paths: Paths | None = None
         self.positions = torch.from_numpy(layout.position_ids).to(device)
-        self._calls: dict[tuple[Reach, bool], list[Call]] = {}
+        self._calls: dict[tuple[AttentionSpan, bool], list[Call]] = {}
 
     @property
     def paths(self) -> Paths:
@@ -122,16 +122,18 @@ class AttentionPlan:
     def next_observer(self) -> Observer | None:
         """Return the observer if it observes the layer that is about to run, and count that layer as run."""
         layer, self.num_calls = self.num_calls, self.num_calls + 1
-        return self.observer if self.observer is not None and self.observer.looks_at(layer) else None
+        return self.observer if self.observer is not None and self.observer.is_observed(layer) else None
 
     def calls(self, form: AttentionForm) -> list[Call]:
         """Return the calls that compute a layer, built once for each form."""
-        reach, dense = form.reach.within(self.longest), not (form.plain or self._blocked)
+        reach, dense = form.span.limit_to(self.longest), not (form.is_plain or self._blocked)
         if (reach, dense) not in self._calls:
             self._calls[reach, dense] = self._plan(reach, dense)
         return self._calls[reach, dense]
 
-    def rotated(self, module: Any, mask: Any, window: int | None, given: dict[str, Any]) -> AttentionForm | None:
+    def fused_rotary_form(
+        self, module: Any, mask: Any, window: int | None, given: dict[str, Any]
+    ) -> AttentionForm | None:
         """Return the form of a layer that `attend_rotated` supports, and `None` for any other; see `attention_form`."""
         if self.share.cp is not None or getattr(module, "attn_temperature_tuning", False):
             return None
@@ -140,19 +142,19 @@ class AttentionPlan:
 
     def is_native(self, form: AttentionForm) -> bool:
         """Return whether the CPU kernel (`native.attend`) supports a layer."""
-        plain = form.plain and form.scale > 0 and form.reach.within(self.longest) == Reach()
-        return plain and self.places is not None
+        plain = form.is_plain and form.scale > 0 and form.span.limit_to(self.longest) == AttentionSpan()
+        return plain and self.tree_ranges is not None
 
     def attend_rotated(self, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm, rotation: Rotation) -> Tensor:
         """Compute the attention [N, H, w] of a layer from queries, keys and values [N, h, d] before their rotation."""
-        assert self.places is not None
+        assert self.tree_ranges is not None
         observer = self.next_observer()
         if observer is not None:
-            observer.look(turned(q, rotation), turned(k, rotation), form.scale, None)
-        return attend(q, k, v, self.places, form.scale, rotation)
+            observer.observe(rotate(q, rotation), rotate(k, rotation), form.scale, None)
+        return attend(q, k, v, self.tree_ranges, form.scale, rotation)
 
-    def _plan(self, reach: Reach, dense: bool) -> list[Call]:
-        if reach != Reach() or dense:  # only dense calls support any mask and soft caps
+    def _plan(self, reach: AttentionSpan, dense: bool) -> list[Call]:
+        if reach != AttentionSpan() or dense:  # only dense calls support any mask and soft caps
             return [self._dense([tree], reach) for tree in self._layout.blocks]
         whole: list[Tree] = []
         plain: list[Int64Array] = []
@@ -167,16 +169,18 @@ class AttentionPlan:
             else:
                 plain.append(root.start + np.arange(root.length))
             branches += _branches(tree)
-        calls: list[Call] = [self._dense(batch, Reach()) for batch in _similar(whole, [t.num_tokens for t in whole])]
-        calls += [
-            Causal(rows=self._rows(batch), blocked=self._blocked)
-            for batch in _similar(plain, [len(own) for own in plain])
+        calls: list[Call] = [
+            self._dense(batch, AttentionSpan()) for batch in _batch_by_length(whole, [t.num_tokens for t in whole])
         ]
-        for batch in _similar(branches, [len(branch.own) for branch in branches]):
-            calls += [self._shared(b) for b in _similar(batch, [len(b.context) for b in batch])]
+        calls += [
+            CausalCall(rows=self._rows(batch), blocked=self._blocked)
+            for batch in _batch_by_length(plain, [len(own) for own in plain])
+        ]
+        for batch in _batch_by_length(branches, [len(branch.own) for branch in branches]):
+            calls += [self._shared(b) for b in _batch_by_length(batch, [len(b.context) for b in batch])]
         return calls
 
-    def _shared(self, branches: Sequence[_Branch]) -> Shared:
+    def _shared(self, branches: Sequence[_Branch]) -> TreeCall:
         """Build the call of branches of similar length; the branches of one tree stay adjacent, in their order."""
         branches = sorted(branches, key=lambda branch: branch.own[0])
         contexts = dict(sorted({branch.parent: branch.context for branch in branches}.items()))
@@ -191,9 +195,9 @@ class AttentionPlan:
             sees_own = np.tri(n, dtype=np.bool_)
             parts = [np.broadcast_to(sees_context[:, None], (size, n, p)), np.broadcast_to(sees_own, (size, n, n))]
             bias = self._bias(np.concatenate(parts, axis=2))[:, None, None]
-        places = {parent: i for i, parent in enumerate(contexts)}
-        owners = np.array([places[branch.parent] for branch in branches])
-        return Shared(
+        tree_ranges = {parent: i for i, parent in enumerate(contexts)}
+        owners = np.array([tree_ranges[branch.parent] for branch in branches])
+        return TreeCall(
             rows=rows,
             prefixes=Prefixes(
                 rows=before,
@@ -204,23 +208,23 @@ class AttentionPlan:
             bias=bias,
         )
 
-    def _rows(self, sequences: Sequence[Int64Array]) -> Rows:
+    def _rows(self, sequences: Sequence[Int64Array]) -> RowIndex:
         longest = max(map(len, sequences))
         index = np.stack([own[np.minimum(np.arange(longest), len(own) - 1)] for own in sequences])
         members = np.concatenate(sequences)
         inverse = np.concatenate([i * longest + np.arange(len(own)) for i, own in enumerate(sequences)])
         order = np.argsort(members, kind="stable")
-        return Rows(
+        return RowIndex(
             index=self._tensor(index.reshape(-1)),
             members=self._tensor(members[order]),
             inverse=self._tensor(inverse[order]),
             size=(len(sequences), longest),
         )
 
-    def _dense(self, trees: Sequence[Tree], reach: Reach) -> Dense:
+    def _dense(self, trees: Sequence[Tree], reach: AttentionSpan) -> DenseCall:
         rows = self._rows([tree.start + np.arange(tree.num_tokens) for tree in trees])
         visible = np.stack([_tree_mask(tree, rows.size[1], reach) for tree in trees])
-        return Dense(rows=rows, bias=self._bias(visible)[:, None, None])
+        return DenseCall(rows=rows, bias=self._bias(visible)[:, None, None])
 
     def _bias(self, visible: np.ndarray) -> Tensor:
         """Return a mask as a bias to add to scores: 0 where visible, else -inf."""
@@ -251,7 +255,7 @@ def _branches(tree: Tree) -> list[_Branch]:
     return branches
 
 
-def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+def _batch_by_length(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     """Group items into batches of similar length, longest first."""
     batches: list[list[Any]] = []
     longest = 0
@@ -263,15 +267,15 @@ def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
     return batches
 
 
-def _tree_mask(tree: Tree, size: int, reach: Reach) -> np.ndarray:
+def _tree_mask(tree: Tree, size: int, reach: AttentionSpan) -> np.ndarray:
     """Return the mask [size, size] of a tree: True where entry i may attend to entry j.
 
     No entry attends to padding, and padding attends to entry 0.
     """
     owner = np.repeat(np.arange(len(tree.segments)), [s.length for s in tree.segments])
     position = np.concatenate([s.position + np.arange(s.length) for s in tree.segments])
-    visible = tree.lineage()[owner[:, None], owner[None, :]]
-    visible &= reach.sees(position[:, None], position[None, :])
+    visible = tree.ancestor_mask()[owner[:, None], owner[None, :]]
+    visible &= reach.is_visible(position[:, None], position[None, :])
     mask = np.zeros((size, size), dtype=np.bool_)
     mask[:, 0] = True
     mask[: len(owner), : len(owner)] = visible
@@ -297,7 +301,7 @@ def packed_attention(
         query: The queries [1, H, N, d].
         key: The keys [1, K, N, d], with H a multiple of K.
         value: The values [1, K, N, w].
-        attention_mask: The result of `reach_mask`; the plan holds the mask of the packed row.
+        attention_mask: The result of `read_mask_span`; the plan holds the mask of the packed row.
         scaling: The scale of the scores; by default 1 / sqrt(d).
         roll_plan: The plan of the micro-batch; the trainer passes it through the model.
         sliding_window: The window of this layer, in tokens.
@@ -311,9 +315,7 @@ def packed_attention(
         UnsupportedError: the observer does not support this attention.
     """
     if roll_plan is None:
-        raise ModelError(
-            f"attention '{ATTENTION}' serves the trainer alone: load the model with another for generation"
-        )
+        raise ModelError(f"attention '{ATTENTION}' only supports training: load the model with another one to generate")
     observer = roll_plan.next_observer()
     form = attention_form(module, query.shape[-1], attention_mask, scaling, sliding_window, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -321,32 +323,32 @@ def packed_attention(
     if share.cp is not None:
         if form.sinks is not None or getattr(module, "attn_temperature_tuning", False):
             raise ModelError(
-                f"{type(module).__name__} has sinks, or scales queries by their place in the row, and cannot divide "
-                "tokens: set training.parallel.cp to 1"
+                f"{type(module).__name__} has attention sinks or scales queries by position in the row, so context "
+                "parallelism cannot divide tokens: set training.parallel.cp to 1"
             )
-        q, k, v = (share.heads_for_tokens(x) for x in (q, k, v))
+        q, k, v = (share.all_to_all_heads(x) for x in (q, k, v))
     own = position_scale(module, roll_plan.positions, q.dtype)
     if own is not None:
         q = (q * own[:, None, None]).to(q.dtype)
-    reach = form.reach.within(roll_plan.longest)
+    reach = form.span.limit_to(roll_plan.longest)
     if observer is not None:
-        if not form.plain or reach.chunk is not None:
+        if not form.is_plain or reach.chunk is not None:
             raise UnsupportedError(
-                "attention credit reads plain attention, and this model's has sinks, soft caps or chunks: choose "
-                "another algorithm.credit.type than local, global or coupled"
+                "attention credit supports plain softmax attention only, but this model has sinks, soft caps or "
+                "chunks: choose another algorithm.credit.type than local, global or coupled"
             )
-        observer.look(q, k, form.scale, reach.window)
+        observer.observe(q, k, form.scale, reach.window)
     result = _attend(roll_plan, q, k, v, form)
-    return (result if share.cp is None else share.tokens_for_heads(result))[None], None
+    return (result if share.cp is None else share.all_to_all_tokens(result))[None], None
 
 
 def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
     """Compute the attention [N, H, d] of the whole row with the fastest kernel that supports it."""
-    reach = form.reach.within(plan.longest)
-    if plan.varlen is not None and form.plain and reach.chunk is None and q.shape[-1] <= LARGEST_HEAD:
+    reach = form.span.limit_to(plan.longest)
+    if plan.varlen is not None and form.is_plain and reach.chunk is None and q.shape[-1] <= MAX_HEAD_DIM:
         return varlen_attention(q, k, v, plan.varlen, form.scale, reach.window)
-    if plan.places is not None and plan.is_native(form):
-        return attend(q, k, v, plan.places, form.scale)
+    if plan.tree_ranges is not None and plan.is_native(form):
+        return attend(q, k, v, plan.tree_ranges, form.scale)
     calls = plan.calls(form)
     parts = [compute(call, q, k, v, form) for call in calls]
     if len(calls) == 1 and len(calls[0].rows.members) == len(q):
@@ -368,5 +370,5 @@ def register_attention() -> str:
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, reach_mask)
+    AttentionMaskInterface.register(ATTENTION, read_mask_span)
     return ATTENTION

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from roll.training.packing.layout import PackedLayout
 
-__all__ = ["LARGEST_HEAD", "VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
+__all__ = ["MAX_HEAD_DIM", "VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
 
-LARGEST_HEAD = 256
+MAX_HEAD_DIM = 256
 """Largest head that FlashAttention's kernels support."""
 
 HEAD_MULTIPLE = 8
@@ -79,15 +79,15 @@ class _RepeatRows(torch.autograd.Function):
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: float, window: int | None) -> Tensor:
     """Compute attention of queries [N, H, d], keys [N, K, d] and values [N, K, w] of a packed row; return [N, H, w].
 
-    w must be at most d, and d at most `LARGEST_HEAD`.
+    w must be at most d, and d at most `MAX_HEAD_DIM`.
     """
     from torch.nn.attention.varlen import varlen_attn
 
     if plan.key_index is not None:
         k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
     width, size = v.shape[-1], -(-q.shape[-1] // HEAD_MULTIPLE) * HEAD_MULTIPLE
-    q, k, v = (_widened(x, size) for x in (q, k, v))  # its kernels support one head size, and zeros add nothing
-    more: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] and _asks_for_groups() else {}
+    q, k, v = (_pad_heads(x, size) for x in (q, k, v))  # its kernels support one head size, and zeros add nothing
+    more: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] and _needs_enable_gqa() else {}
     result = varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -104,12 +104,12 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
     return result[..., :width]
 
 
-def _widened(x: Tensor, size: int) -> Tensor:
+def _pad_heads(x: Tensor, size: int) -> Tensor:
     return x if x.shape[-1] == size else torch.nn.functional.pad(x, (0, size - x.shape[-1]))
 
 
 @cache
-def _asks_for_groups() -> bool:
+def _needs_enable_gqa() -> bool:
     """Return whether `varlen_attn` needs `enable_gqa` for heads that share keys; before torch 2.12 it was always on."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from roll.config.model import LoRAConfig
-from roll.models import load_tokenizer, pad_token, write_older_spellings
+from roll.models import load_tokenizer, pad_token, write_transformers4_settings
 from roll.protocols import WeightSource
 from roll.tracking import atomic
 from roll.training.checkpoint.shards import ShardWriter
 from roll.training.network.lora import Adapter
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
-from roll.training.network.weights import adapters_of, whole
+from roll.training.network.weights import adapters_of, gather_weight
 from roll.training.spec import TrainerSpec
 
 __all__ = ["adapter_tensors", "export_model", "export_trained", "write_adapter"]
@@ -81,7 +81,7 @@ def export_model(
     partial = atomic.temporary_path(path)
     _write_weights(partial, weights, is_first=is_first)
     if is_first:
-        _write_settings(partial, network, source, dtype, trust_remote_code=trust_remote_code)
+        _write_config_files(partial, network, source, dtype, trust_remote_code=trust_remote_code)
         _finish(partial, path)
 
 
@@ -108,7 +108,7 @@ def _write_weights(directory: Path, weights: WeightSource, *, is_first: bool) ->
         writer.close()
 
 
-def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+def _write_config_files(path: Path, network: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
     """Write the files of a model directory other than the weights: configuration, generation settings, tokenizer."""
     model = network.root
     own = network.decoder.config if isinstance(network, ValueNetwork) else model.config
@@ -127,7 +127,7 @@ def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *
         config["pad_token_id"] = tokenizer.pad_token_id
     type(own).from_dict(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
-    write_older_spellings(path)
+    write_transformers4_settings(path)
 
 
 def adapter_tensors(
@@ -142,14 +142,16 @@ def adapter_tensors(
         scores_texts: Whether the model is a reward model, whose head is trained in full and saved with the adapters.
     """
     tensors = {
-        f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight": _alone(
-            whole(read(parameter)).to(dtype).cpu()
+        f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight": _with_own_storage(
+            gather_weight(read(parameter)).to(dtype).cpu()
         )
         for name, adapter in adapters.items()
         for part, parameter in (("A", adapter.a), ("B", adapter.b))
     }
     if scores_texts:
-        tensors["base_model.model.score.weight"] = _alone(whole(read("score.weight")).to(dtype).cpu())
+        tensors["base_model.model.score.weight"] = _with_own_storage(
+            gather_weight(read("score.weight")).to(dtype).cpu()
+        )
     return tensors
 
 
@@ -186,7 +188,7 @@ def write_adapter(
     _finish(partial, path)
 
 
-def _alone(tensor: torch.Tensor) -> torch.Tensor:
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with a storage of its own: a tensor gathered from uneven shards is a view of a padded one."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)

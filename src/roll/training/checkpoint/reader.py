@@ -93,9 +93,9 @@ class SafeReader(FileSystemReader):
             index = _state(_Unpickler(file).load(), "Metadata")
         return Metadata(
             state_dict_metadata={
-                _exactly(str, name): _tensor(entry) for name, entry in index["state_dict_metadata"].items()
+                _check_type(str, name): _tensor(entry) for name, entry in index["state_dict_metadata"].items()
             },
-            storage_data={_index(key): _place(info) for key, info in index["storage_data"].items()},
+            storage_data={_index(key): _byte_range(info) for key, info in index["storage_data"].items()},
             storage_meta=StorageMeta(load_id=self.load_id),
             version=str(index.get("version")),
         )
@@ -108,27 +108,27 @@ def _state(record: Any, kind: str) -> Any:
     return record.__dict__["state"]
 
 
-def _exactly(kind: type, value: Any) -> Any:
+def _check_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise pickle.UnpicklingError(f"it has a '{type(value).__name__}' where a '{kind.__name__}' belongs")
     return value
 
 
 def _size(value: Any) -> torch.Size:
-    return torch.Size([_exactly(int, each) for each in _exactly(tuple, value)])
+    return torch.Size([_check_type(int, each) for each in _check_type(tuple, value)])
 
 
 def _tensor(record: Any) -> TensorStorageMetadata:
     state = _state(record, "TensorStorageMetadata")
-    dtype = _exactly(torch.dtype, _state(state["properties"], "TensorProperties")[0])
-    found = [_state(chunk, "ChunkStorageMetadata") for chunk in _exactly(list, state["chunks"])]
+    dtype = _check_type(torch.dtype, _state(state["properties"], "TensorProperties")[0])
+    found = [_state(chunk, "ChunkStorageMetadata") for chunk in _check_type(list, state["chunks"])]
     chunks = [ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in found]
     size = _size(state["size"])
-    _check_whole(size, chunks)
+    _check_coverage(size, chunks)
     return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=chunks)
 
 
-def _check_whole(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) -> None:
+def _check_coverage(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) -> None:
     """Check that the chunks cover a tensor of this size exactly once; entries that no chunk covers would silently stay
     unset.
 
@@ -152,18 +152,18 @@ def _index(record: Any) -> MetadataIndex:
     state = _state(record, "MetadataIndex")
     offset, number = state.get("offset"), state.get("index")
     return MetadataIndex(
-        _exactly(str, state["fqn"]),
+        _check_type(str, state["fqn"]),
         None if offset is None else _size(offset),
-        None if number is None else _exactly(int, number),
+        None if number is None else _check_type(int, number),
     )
 
 
-def _place(record: Any) -> _StorageInfo:
+def _byte_range(record: Any) -> _StorageInfo:
     """Return the file and byte range of a tensor."""
     state = _state(record, "_StorageInfo")
-    name = _exactly(str, state["relative_path"])
+    name = _check_type(str, state["relative_path"])
     if PurePath(name).name != name:
         raise pickle.UnpicklingError(f"it names the file '{name}', which is not in the checkpoint's directory")
     if state.get("transform_descriptors"):
         raise pickle.UnpicklingError("its tensors are transformed, which ROLL never does")
-    return _StorageInfo(name, _exactly(int, state["offset"]), _exactly(int, state["length"]))
+    return _StorageInfo(name, _check_type(int, state["offset"]), _check_type(int, state["length"]))

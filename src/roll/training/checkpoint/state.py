@@ -42,13 +42,13 @@ from roll.training.randomness import Randomness
 
 __all__ = [
     "check_entries",
-    "counts",
-    "in_a_line",
+    "collect_state",
+    "format_first_cause",
     "load_state",
-    "quiet",
     "random_states",
+    "read_counts",
     "restore_random",
-    "state_of",
+    "suppress_dcp_warning",
     "write_entries",
 ]
 
@@ -58,7 +58,7 @@ _MOST = 2**53
 """Upper bound of a plausible count."""
 
 
-def state_of(
+def collect_state(
     weights: MasterWeights,
     optimizer: Optimizer,
     counters: Mapping[str, int],
@@ -68,10 +68,10 @@ def state_of(
 ) -> dict[str, Tensor]:
     """Return a trainer's state as tensors by name, sharing the trainer's memory. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
-    updates = ranks.of_all_stages(optimizer.steps())
+    updates = ranks.merge_stages(optimizer.steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    return state | random_states(ranks, randomness) | _named(buffers)
+    return state | random_states(ranks, randomness) | _name_buffers(buffers)
 
 
 def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
@@ -85,7 +85,7 @@ def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dis
         CheckpointError: the state cannot be written for another reason.
     """
     try:
-        with quiet():
+        with suppress_dcp_warning():
             writer = _Writer(path, sync_files=True)
             dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=ranks.size == 1)
     except CheckpointException as error:  # not an `Exception`: handlers would not catch it
@@ -116,25 +116,27 @@ def load_state(
         reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
         state: dict[str, Any] = _tensors(weights, optimizer)
-        shapes = ranks.of_all_stages({name: tensor.shape for name, tensor in state.items()})
+        shapes = ranks.merge_stages({name: tensor.shape for name, tensor in state.items()})
         check_entries(path, saved, shapes)
-        names = sorted(ranks.of_all_stages(dict.fromkeys(weights.parameters)))
+        names = sorted(ranks.merge_stages(dict.fromkeys(weights.parameters)))
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
-        state.update({name: buffer for name, buffer in _named(buffers).items() if name in saved})
+        state.update({name: buffer for name, buffer in _name_buffers(buffers).items() if name in saved})
         random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
             state.update(random)
-        with quiet():
+        with suppress_dcp_warning():
             dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:  # damage may appear anywhere inside the reader
-        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
+        raise CheckpointError(
+            f"the trainer's checkpoint '{path}' cannot be read: {format_first_cause(error)}"
+        ) from error
     weights.refresh()
-    optimizer.set_steps(counts(path, names, state["updates"]))
-    result = counts(path, sorted(counters), state["counters"])
+    optimizer.set_steps(read_counts(path, names, state["updates"]))
+    result = read_counts(path, sorted(counters), state["counters"])
     restore_random(
         randomness, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
     )
@@ -151,8 +153,8 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment")))
     if missing or extra:
         raise CheckpointError(
-            f"the trainer's checkpoint '{path}' belongs to another model: it lacks {missing[:3]} "
-            f"and has {extra[:3]} besides. Resume with the settings of model and training.optimizer of the run that "
+            f"the trainer's checkpoint '{path}' belongs to another model: missing tensors {missing[:3]}, "
+            f"unexpected tensors {extra[:3]}. Resume with the settings of model and training.optimizer of the run that "
             "wrote it."
         )
     wrong = [name for name, shape in shapes.items() if tuple(saved[name].size) != tuple(shape)]
@@ -161,10 +163,10 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     for name, entry in saved.items():
         kind, dtype = name.partition("/")[0], entry.properties.dtype
         if not (dtype.is_floating_point if kind == "weight" else dtype == _DTYPES.get(kind, dtype)):
-            raise CheckpointError(f"the trainer's checkpoint '{path}' has {short(name)} as {dtype}: it is damaged")
+            raise CheckpointError(f"the trainer's checkpoint '{path}' is damaged: {short(name)} has dtype {dtype}")
 
 
-def counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
+def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
     """Return counts by name.
 
     Raises:
@@ -173,7 +175,7 @@ def counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
     found = dict(zip(names, values.tolist(), strict=True))
     for name, count in found.items():
         if not 0 <= count < _MOST:
-            raise CheckpointError(f"the trainer's checkpoint '{path}' counts {count} for '{name}': it is damaged")
+            raise CheckpointError(f"the trainer's checkpoint '{path}' is damaged: the count of '{name}' is {count}")
     return found
 
 
@@ -194,7 +196,7 @@ def restore_random(
         randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
 
 
-def in_a_line(error: BaseException) -> str:
+def format_first_cause(error: BaseException) -> str:
     """Return the first cause of an error in one line; DCP's own text has a traceback for each rank."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
@@ -203,7 +205,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def suppress_dcp_warning() -> Iterator[None]:
     """Run the body without DCP's warning about a missing process group, which is intended with one rank."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -217,15 +219,15 @@ def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
         full = weights.full(name)
         state[f"weight/{name}"] = full
         for label, moment in moments[name].items():
-            state[f"{label}/{name}"] = _like(moment, full)
+            state[f"{label}/{name}"] = _as_sharded(moment, full)
     return state
 
 
-def _named(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+def _name_buffers(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f"buffer/{number}": buffer for number, buffer in enumerate(buffers)}
 
 
-def _like(local: Tensor, full: Tensor) -> Tensor:
+def _as_sharded(local: Tensor, full: Tensor) -> Tensor:
     """Wrap this rank's part as a DTensor sharded like `full`; its last dimension may differ from that of `full`."""
     if not isinstance(full, DTensor):
         return local

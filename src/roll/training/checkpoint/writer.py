@@ -53,15 +53,15 @@ class StateWriter:
             self._group = dist.new_group(backend="gloo")
         copied, failure = {}, ""
         try:
-            copied = {name: _copied(tensor) for name, tensor in state.items()}
+            copied = {name: _copy_to_host(tensor) for name, tensor in state.items()}
         except Exception as error:
             failure = f"rank {self._ranks.rank} cannot copy its state: {type(error).__name__}: {error}"
-        if failures := list(filter(None, self._told(failure))):
+        if failures := list(filter(None, self._gather_failures(failure))):
             raise CheckpointError(failures[0])
         self._thread = threading.Thread(target=self._write, args=(path, copied), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _told(self, failure: str) -> list[str]:
+    def _gather_failures(self, failure: str) -> list[str]:
         """Gather the failure messages of all ranks."""
         if self._group is None:
             return [failure]
@@ -90,7 +90,7 @@ class StateWriter:
 
 
 @torch.no_grad()
-def _copied(tensor: Tensor) -> Tensor:
+def _copy_to_host(tensor: Tensor) -> Tensor:
     if isinstance(tensor, DTensor):  # without `from_local`, which would move it back to its mesh's device
-        return DTensor(_copied(tensor.to_local()), tensor._spec, requires_grad=False)
+        return DTensor(_copy_to_host(tensor.to_local()), tensor._spec, requires_grad=False)
     return tensor.detach().to("cpu", copy=True)

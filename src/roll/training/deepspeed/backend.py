@@ -21,19 +21,25 @@ from torch import Tensor, nn
 
 from roll.errors import UnsupportedError
 from roll.protocols import StateKind, WeightSource
-from roll.training.checkpoint.whole_state import load_whole, save_whole
-from roll.training.deepspeed.lending import Lending
-from roll.training.deepspeed.spread import SpreadWeights, read_whole
-from roll.training.deepspeed.starting import check, local_rank, start, start_frozen, surroundings
+from roll.training.checkpoint.full_state import load_full_state, save_full_state
+from roll.training.deepspeed.initialize import (
+    check_spec,
+    initialize_frozen,
+    initialize_trained,
+    launcher_environment,
+    local_rank,
+)
+from roll.training.deepspeed.state_offload import StateOffload
+from roll.training.deepspeed.zero_weights import ZeroWeights, gather_parameter
 from roll.training.distributed import pick_device
-from roll.training.memory.recompute import slice_mlps
+from roll.training.memory.activation_checkpointing import tile_mlps
 from roll.training.network.distributions import Predictions
 from roll.training.network.loading import build_network
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.weights import TrainerWeights
 from roll.training.offload import is_on_host
 from roll.training.passes import Passes
-from roll.training.rank import TrainerRank, moving_weights
+from roll.training.rank import TrainerRank, invalidate_on_failure
 from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
 
@@ -51,24 +57,24 @@ class DeepSpeedBackend(TrainerRank):
     """
 
     def __init__(self, spec: TrainerSpec) -> None:
-        check(spec, pick_device(spec))
+        check_spec(spec, pick_device(spec))
         super().__init__(spec)
         self.stage = spec.training.deepspeed.zero_stage
         self.network = build_network(spec, self.engine_dtype).to(self.device)
         if spec.training.tiled_mlp_tokens is not None:
-            slice_mlps(self.network, spec.training.tiled_mlp_tokens)
+            tile_mlps(self.network, spec.training.tiled_mlp_tokens)
         self.model = self.network.root
         self._engine: Any = None
-        self.spread: SpreadWeights | None = None
+        self.full_weights: ZeroWeights | None = None
         """The weights of a trained role; `None` for a reference."""
         if spec.role != "reference":
             heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
             trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad} | heads
             factors = dict.fromkeys(heads, self.head_factor)
-            self._engine = start(spec, self.network, trainable, factors, device=self.device)
-            self.spread = SpreadWeights(self._engine, trainable, self.stage, self.ranks.rank)
+            self._engine = initialize_trained(spec, self.network, trainable, factors, device=self.device)
+            self.full_weights = ZeroWeights(self._engine, trainable, self.stage, self.ranks.rank)
         elif self.stage == 3 and self.ranks.size > 1:
-            self._engine = start_frozen(spec, self.network, device=self.device)
+            self._engine = initialize_frozen(spec, self.network, device=self.device)
         call = None if self._engine is None else self._predict
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=call)
         self._inside_step = False
@@ -81,41 +87,41 @@ class DeepSpeedBackend(TrainerRank):
 
     def save(self, path: Path, *, background: bool = False) -> None:
         """Save in the foreground even with `background`: the states must be gathered from all ranks."""
-        with self._surroundings():
-            save_whole(path, self._trained(), self._counters(), self.ranks, self._randomness)
+        with self._library_context():
+            save_full_state(path, self._trained(), self._counters(), self.ranks, self._randomness)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Offload states to host memory; not supported at stage 0, nor where DeepSpeed offloads the weights itself."""
         if is_on_host(states, self.device):
             return
-        if self.stage == 0 or self.spread is None or self.spec.training.deepspeed.offload_parameters:
+        if self.stage == 0 or self.full_weights is None or self.spec.training.deepspeed.offload_parameters:
             raise UnsupportedError(
-                "DeepSpeed hands over the memory of a trained role only, from zero_stage 1 on and without "
-                "offload_parameters: give trainers and engines devices of their own"
+                "DeepSpeed supports offloading of states only for trained roles, from zero_stage 1 on and without "
+                "offload_parameters: give trainers and engines separate devices"
             )
-        self._lending(self.spread).give(states)
+        self._state_offload(self.full_weights).offload(states)
         torch.get_device_module(self.device).empty_cache()
 
     def onload(self, states: Collection[StateKind]) -> None:
         if self.device.type != "cpu":
-            self._lending(self._trained()).take(states, self.device)
+            self._state_offload(self._trained()).onload(states, self.device)
 
-    def _lending(self, spread: SpreadWeights) -> Lending:
+    def _state_offload(self, spread: ZeroWeights) -> StateOffload:
         moves_states = self.stage == 3 and not self.spec.training.deepspeed.offload_optimizer
-        return Lending(self._engine, spread, moves_states=moves_states)
+        return StateOffload(self._engine, spread, moves_states=moves_states)
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.destroy()
         super().close()
 
-    def _surroundings(self) -> contextlib.AbstractContextManager[None]:
-        return surroundings(local_rank(self.spec, self.device))
+    def _library_context(self) -> contextlib.AbstractContextManager[None]:
+        return launcher_environment(local_rank(self.spec, self.device))
 
-    def _trained(self) -> SpreadWeights:
+    def _trained(self) -> ZeroWeights:
         self._check_trained("has no state to save or load")
-        assert self.spread is not None
-        return self.spread
+        assert self.full_weights is not None
+        return self.full_weights
 
     def _predict(self, *arguments: Any) -> Predictions:
         return Predictions(*self._engine(*arguments))
@@ -124,19 +130,19 @@ class DeepSpeedBackend(TrainerRank):
         return self._whole(self.model.get_parameter(name))
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        with self._surroundings():
-            return read_whole(tensor) if isinstance(tensor, nn.Parameter) else tensor
+        with self._library_context():
+            return gather_parameter(tensor) if isinstance(tensor, nn.Parameter) else tensor
 
     def _load(self, path: Path) -> dict[str, int]:
         parts = self._trained(), self._counters(), self.ranks, self._randomness
-        return load_whole(path, *parts, self.spec.seed)
+        return load_full_state(path, *parts, self.spec.seed)
 
     def _clear_grads(self) -> None:
         """Check that no gradients are left over: only a failed step leaves some, and they cannot be cleared."""
         if self._inside_step:
             raise UnsupportedError(
-                "a step failed between its micro-batches, and DeepSpeed keeps their gradients: "
-                "go on from a checkpoint, in a new process"
+                "a step failed between micro-batches, and DeepSpeed cannot discard the accumulated gradients: "
+                "resume from a checkpoint in a new process"
             )
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
@@ -160,7 +166,9 @@ class DeepSpeedBackend(TrainerRank):
     def _check_params(self, params: OptimParams, scale: float) -> None:
         super()._check_params(params, scale)
         if scale != 1.0:
-            raise UnsupportedError("DeepSpeed has reduced its gradients by then: give counts to forward_backward")
+            raise UnsupportedError(
+                "optim_step cannot scale gradients that DeepSpeed has already reduced: pass counts to forward_backward"
+            )
 
     def _scale_grads(self, scale: float) -> None:
         """Fail: `_check_params` rejects any scale but 1."""
@@ -180,7 +188,7 @@ class DeepSpeedBackend(TrainerRank):
             if not stepped:
                 engine.zero_grad()
         else:
-            with moving_weights():
+            with invalidate_on_failure():
                 engine.step()
                 grad_norm, stepped = float(engine.get_global_grad_norm()), bool(engine.was_step_applied())
         self._inside_step = False

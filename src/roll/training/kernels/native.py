@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Native", "native"]
+__all__ = ["NativeLibrary", "native"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ FLAGS = (*WIDE, "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math",
 COMPILE_TIMEOUT_S = 60.0
 
 
-class Native:
+class NativeLibrary:
     """Calls functions of the library. Tensors must be contiguous and of the dtype that `fused.c` declares.
 
     Args:
@@ -45,7 +45,7 @@ class Native:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def ask(self, name: str) -> int:
+    def query(self, name: str) -> int:
         """Call a function without arguments and return its result."""
         return int(getattr(self._library, name)())
 
@@ -67,25 +67,25 @@ class Native:
 
 
 @cache
-def native() -> Native | None:
+def native() -> NativeLibrary | None:
     """Return the library, or `None` where it cannot be built. The first call takes about a second."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or os.name != "posix":
         logger.info("no C compiler: the trainer uses PyTorch's own element-wise operations")
         return None
     try:
-        return Native(ctypes.CDLL(str(_built(compiler))))
+        return NativeLibrary(ctypes.CDLL(str(_build(compiler))))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", "") or error
         logger.warning("the trainer uses PyTorch's own element-wise operations: fused.c was not built (%s)", said)
         return None
 
 
-def _built(compiler: str) -> Path:
+def _build(compiler: str) -> Path:
     """Build the library if needed and return its path. The write is atomic, so processes may build it concurrently."""
     root = os.environ.get("ROLL_CACHE")
     directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
-    said = repr((FLAGS, compiler, _processor())).encode()
+    said = repr((FLAGS, compiler, _processor_features())).encode()
     key = hashlib.sha256(b"\0".join([*(source.read_bytes() for source in SOURCES), said]))
     path = directory / f"fused-{key.hexdigest()[:16]}.so"
     if path.exists():
@@ -100,7 +100,7 @@ def _built(compiler: str) -> Path:
     return path
 
 
-def _processor() -> str:
+def _processor_features() -> str:
     """Return the processor features that `-march=native` depends on, because machines may share a cache."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -1,5 +1,5 @@
 """The `megatron` train back-end: Megatron-core's layers and optimizer behind the same protocol, an optional extra.
 
-`starting` starts Megatron, `rebuilding` and `network` build the network of its layers, `names` maps HF weights to its
-modules, `spread` reads and writes weights and optimizer states, and `backend` is one rank.
+`initialize` starts Megatron, `convert` and `network` build a network of Megatron's layers, `weight_mapping` maps HF
+weights to Megatron's modules, `full_weights` reads and writes weights and optimizer states, and `backend` is one rank.
 """

@@ -17,11 +17,18 @@ from torch import Tensor
 
 from roll.errors import UnsupportedError
 from roll.protocols import StateKind, WeightSource
-from roll.training.checkpoint.whole_state import load_whole, save_whole
+from roll.training.checkpoint.full_state import load_full_state, save_full_state
 from roll.training.distributed import pick_device
-from roll.training.megatron.rebuilding import Network, rebuild, weights_by_name
-from roll.training.megatron.spread import SpreadWeights, Stream
-from roll.training.megatron.starting import add_up, add_up_tied, check, distribute, join, new_optimizer
+from roll.training.megatron.convert import Network, convert_from_hf, weights_by_name
+from roll.training.megatron.full_weights import MegatronWeights, MegatronWeightSource
+from roll.training.megatron.initialize import (
+    all_reduce_,
+    build_optimizer,
+    check_spec,
+    create_process_groups,
+    reduce_tied_gradients,
+    wrap_data_parallel,
+)
 from roll.training.network.loading import build_network
 from roll.training.offload import is_on_host
 from roll.training.passes import Passes
@@ -44,12 +51,12 @@ class MegatronBackend(TrainerRank):
     """
 
     def __init__(self, spec: TrainerSpec) -> None:
-        check(spec, pick_device(spec))
+        check_spec(spec, pick_device(spec))
         super().__init__(spec)
-        join(spec, self.device)
+        create_process_groups(spec, self.device)
         self._hf = build_network(spec, self.engine_dtype)
         self._model_names = [name for name, _ in self._hf.root.named_parameters()]
-        self.network, config, whereabouts = rebuild(self._hf, spec.training, self.ranks)
+        self.network, config, whereabouts = convert_from_hf(self._hf, spec.training, self.ranks)
         parameters = weights_by_name(self.network)
         self._ddp: Any = None
         self._optimizer: Any = None
@@ -57,25 +64,25 @@ class MegatronBackend(TrainerRank):
             self.network.requires_grad_(False)
         else:
             factors = {name: self.head_factor for name in parameters if name.startswith("value_head.")}
-            self._ddp = distribute(self.network, config)
-            self._optimizer = new_optimizer(self._ddp, parameters, factors, spec.training)
-        self.spread = SpreadWeights(parameters, whereabouts, self._ddp, self._optimizer)
+            self._ddp = wrap_data_parallel(self.network, config)
+            self._optimizer = build_optimizer(self._ddp, parameters, factors, spec.training)
+        self.full_weights = MegatronWeights(parameters, whereabouts, self._ddp, self._optimizer)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=self._ddp)
 
     def weights(self) -> WeightSource:
-        return Stream(self.spread, self._model_names, is_first=self.ranks.is_first)
+        return MegatronWeightSource(self.full_weights, self._model_names, is_first=self.ranks.is_first)
 
     def save(self, path: Path, *, background: bool = False) -> None:
         """Save in the foreground even with `background`: weights and states must be gathered from all ranks."""
         self._check_trained("has no state to save")
-        save_whole(path, self.spread, self._counters(), self.ranks, self._randomness)
+        save_full_state(path, self.full_weights, self._counters(), self.ranks, self._randomness)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Reject offloading on a GPU; on a CPU all states are in host memory already."""
         if not is_on_host(states, self.device):
             raise UnsupportedError(
-                "training.backend 'megatron' does not hand over a device's memory: give trainers and engines devices "
-                "of their own"
+                "training.backend 'megatron' does not support offloading of states: give trainers and engines separate "
+                "devices"
             )
 
     def onload(self, states: Collection[StateKind]) -> None:
@@ -93,20 +100,20 @@ class MegatronBackend(TrainerRank):
         return self._hf
 
     def _read(self, name: str) -> Tensor:
-        return self.spread.read(name)
+        return self.full_weights.read(name)
 
     def _load(self, path: Path) -> dict[str, int]:
         self._check_trained("has no state to load")
-        return load_whole(path, self.spread, self._counters(), self.ranks, self._randomness, self.spec.seed)
+        return load_full_state(path, self.full_weights, self._counters(), self.ranks, self._randomness, self.spec.seed)
 
     def _clear_grads(self) -> None:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
 
     def _grad_norm(self) -> float:
-        if self.network.cut is not None:
-            add_up_tied(self.network.cut, weights_by_name(self.network))
-        add_up(self._ddp)
+        if self.network.pipeline_split is not None:
+            reduce_tied_gradients(self.network.pipeline_split, weights_by_name(self.network))
+        all_reduce_(self._ddp)
         self._optimizer.prepare_grads()
         return float(self._optimizer.get_grad_norm())
 

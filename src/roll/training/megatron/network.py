@@ -185,9 +185,9 @@ def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtyp
     own, rotary, tp = decoder.config, decoder.rotary_emb, training.parallel.tp
     if own.hidden_act != "silu" or rotary.attention_scaling != 1.0 or rotary.rope_type in ("dynamic", "longrope"):
         raise ModelError(
-            f"training.backend 'megatron' has gated MLPs with silu and rotary positions whose angles are the same for "
-            f"texts of every length, and this model has '{own.hidden_act}' and positions of the type "
-            f"'{rotary.rope_type}': take the back-end torch"
+            "training.backend 'megatron' supports gated MLPs with silu, and rotary positions that do not depend on "
+            f"the text's length, but this model has '{own.hidden_act}' and positions of the type '{rotary.rope_type}': "
+            "use the back-end torch"
         )
     _check_divides(own, tp)
     recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

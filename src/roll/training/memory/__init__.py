@@ -1,6 +1,6 @@
-"""Less memory: each module is one setting.
+"""Techniques that reduce a trainer's memory; each module implements one setting.
 
-`unread` (weights stay in files until they are divided), `recompute` (activation checkpointing, tiled MLP), `saved`
-(activation offload), `main_memory` (optimizer offload), `eight_bit` (AdamW in 8 bits), `nf4` (frozen weights in 4
-bits), `heap` (a CPU's free memory), and `snapshots` (weights of earlier policy versions).
+`deferred_weights` (meta-device initialization), `activation_checkpointing` (also tiled MLP), `activation_offload`,
+`host_memory` (optimizer offload), `adamw_8bit` (8-bit AdamW), `nf4` (frozen weights in 4 bits), `malloc_trim` (free
+memory of a CPU's heap), and `snapshots` (weights of earlier policy versions).
 """

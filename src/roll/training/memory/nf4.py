@@ -19,9 +19,9 @@ from torch.nn import functional
 
 from roll.errors import ModelError
 from roll.training.kernels.native import native
-from roll.training.memory.eight_bit import read_blocks, write_blocks
+from roll.training.memory.adamw_8bit import read_blocks, write_blocks
 
-__all__ = ["Nf4Linear", "quantize_base", "quantized"]
+__all__ = ["Nf4Linear", "find_quantized", "quantize_base"]
 
 SIZE = 64
 """Size of a block; the first half is in the low bits of 32 bytes, the second in the high bits."""
@@ -56,7 +56,7 @@ class Nf4Linear(nn.Module):
         scales = blocks.abs().amax(1)
         mean = scales.mean()
         scale_codes, scale_scales = write_blocks(scales - mean, signed=True)
-        found = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], _middles()).to(torch.uint8)
+        found = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], _midpoints()).to(torch.uint8)
         self.register_buffer("codes", found[:, : SIZE // 2] | (found[:, SIZE // 2 :] << 4), persistent=False)
         self.register_buffer("scale_codes", scale_codes, persistent=False)
         self.register_buffer("scale_scales", scale_scales, persistent=False)
@@ -110,13 +110,13 @@ def quantize_base(model: nn.Module) -> None:
     adapted: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer) and type(m.base_layer) is nn.Linear]
     if not adapted:
         raise ModelError(
-            f"model.lora.base is nf4, and no adapter of {type(model).__name__} sits on a linear layer: set it to as_is"
+            f"model.lora.base is nf4, but no linear layer of {type(model).__name__} has an adapter: set it to as_is"
         )
     for layer in adapted:
         layer.base_layer = Nf4Linear(layer.base_layer)
 
 
-def quantized(model: nn.Module) -> dict[str, Nf4Linear]:
+def find_quantized(model: nn.Module) -> dict[str, Nf4Linear]:
     """Return the 4-bit layers of a model, by the name that their weight had as a parameter."""
     return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Nf4Linear)}
 
@@ -127,6 +127,6 @@ def _values() -> Tensor:
 
 
 @cache
-def _middles() -> Tensor:
+def _midpoints() -> Tensor:
     values = _values()
     return (values[1:] + values[:-1]) / 2

@@ -1,7 +1,7 @@
 """Weights of earlier policy versions in host memory, with which a policy's trainer can compute again.
 
     keep(v)     trained weights of this rank ─ copy ─► host memory
-    using(v)    current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
+    activate(v) current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
 
 A copy has the compute dtype, so a pass through version v gives the same bits as when v was current. Current weights are
 restored bit for bit. With LoRA a copy contains only the adapters.
@@ -48,14 +48,14 @@ class Snapshots:
             }
 
     @contextlib.contextmanager
-    def using(self, version: int) -> Iterator[None]:
+    def activate(self, version: int) -> Iterator[None]:
         """Run the body with the weights of `version`.
 
         Raises:
             ValueError: this version is not kept.
         """
         if version not in self._kept:
-            raise ValueError(f"no snapshot of policy version {version} is kept, only of {list(self.versions)}")
+            raise ValueError(f"policy version {version} has no snapshot; available versions: {list(self.versions)}")
         current = {name: _local(tensor).to("cpu", copy=True) for name, tensor in self._tensors.items()}
         try:
             self._write(self._kept[version])

@@ -3,6 +3,6 @@
     loading ──► HF model, lora, fp8, fused ──► hidden_states ──► policy (log-probs) or value ──► loss_inputs
 
 `logprobs`, `top_logprobs`, `distributions` and `divergence` compute from hidden states; `weights` streams weights to
-engines; `stages` and `parts` divide layers over pipeline ranks; `routing` watches and replays routers; `packable`
-compares packed results with the model's own before a run.
+engines; `pipeline_split` and `model_chunks` divide layers over pipeline ranks; `routing` implements load balancing and
+router replay; `packing_check` compares packed results with the model's own before a run.
 """

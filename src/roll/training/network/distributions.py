@@ -20,22 +20,22 @@ from torch import Tensor
 from roll.training.network import logprobs as plain
 from roll.training.network.logprobs import (
     ProjectionGradient,
-    blocks_of,
     scaled_logits,
-    soft_slope,
-    softened,
+    softcap_,
+    softcap_slope,
+    split_into_blocks,
     token_logprobs,
 )
-from roll.training.parallel.vocabulary import Words
+from roll.training.parallel.vocab_parallel import VocabShard
 
 __all__ = [
     "BLOCK_ELEMENTS",
     "Caps",
     "Predictions",
     "Projection",
-    "caps_of",
     "logit_chunks",
-    "same_rows",
+    "select_rows",
+    "softcaps",
     "token_statistics",
 ]
 
@@ -56,18 +56,22 @@ class Projection(NamedTuple):
     """The projection [V, H]."""
     softcap: float | None = None
     """The soft cap of the logits."""
-    words: Words | None = None
+    vocab_shard: VocabShard | None = None
     """The vocabulary shard of the projection, where ranks divide the vocabulary."""
 
-    def undivided(self) -> Projection:
+    def gather_vocab(self) -> Projection:
         """Return the projection to the whole vocabulary, which every rank then computes identically: see `shared`."""
-        return self if self.words is None else self._replace(weight=self.words.whole(self.weight), words=None)
+        return (
+            self
+            if self.vocab_shard is None
+            else self._replace(weight=self.vocab_shard.gather_projection(self.weight), vocab_shard=None)
+        )
 
-    def shared(self, value: Tensor) -> Tensor:
+    def split_gradient(self, value: Tensor) -> Tensor:
         """Mark a value that all vocabulary shards compute identically, so that each rank gets an equal part of the
         gradient.
         """
-        return value if self.words is None else self.words.shared(value)
+        return value if self.vocab_shard is None else self.vocab_shard.split_gradient(value)
 
 
 class Predictions(NamedTuple):
@@ -95,7 +99,7 @@ class Predictions(NamedTuple):
         """All tensors that are not `None`."""
         return [tensor for tensor in self if tensor is not None]
 
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Predictions:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Predictions:
         """Return the predictions with `change` applied to every tensor."""
         return Predictions(*(None if tensor is None else change(tensor) for tensor in self))
 
@@ -118,7 +122,7 @@ class _Distributions(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         caps: Caps,
-        words: Words | None,
+        words: VocabShard | None,
         *reference: Tensor,
     ) -> tuple[Tensor, ...]:
         chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
@@ -128,16 +132,16 @@ class _Distributions(torch.autograd.Function):
         logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
         sums = [torch.empty_like(logprobs) for _ in range(4)]
         largest, total, other_largest, other_total = sums
-        targets, here = words.places(targets, len(weight)) if words is not None else (targets, None)
+        targets, here = words.local_indices(targets, len(weight)) if words is not None else (targets, None)
         kept: list[Tensor] = []
         for part, chunks in logit_chunks(hidden, weight, reference, chunk, caps):
-            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
-                shifted = _shifted(block, temperature, largest[rows])
+            for rows, block in split_into_blocks(chunks[0], part.start, BLOCK_ELEMENTS):
+                shifted = _shift_logits(block, temperature, largest[rows])
                 torch.gather(shifted, 1, targets[rows, None], out=logprobs[rows, None])
                 weights = shifted.exp()
                 torch.sum(weights, dim=1, out=total[rows])
                 if reference:
-                    other = _shifted(same_rows(chunks[1], part, rows), temperature, other_largest[rows])
+                    other = _shift_logits(select_rows(chunks[1], part, rows), temperature, other_largest[rows])
                     torch.sum(torch.sub(shifted, other).mul_(weights), dim=1, out=kl[rows])
                     torch.sum(other.exp_(), dim=1, out=other_total[rows])
                 torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
@@ -145,7 +149,7 @@ class _Distributions(torch.autograd.Function):
                 kept += chunks
         if words is not None and here is not None:
             entries = [logprobs, entropy, *([kl] if reference else [])]
-            _over_all_words(words, here, sums if reference else sums[:2], entries)
+            _reduce_over_vocab(words, here, sums if reference else sums[:2], entries)
         log_total = total.log()
         results = [logprobs.sub_(log_total), log_total - entropy.div_(total)]
         if reference:
@@ -170,12 +174,14 @@ class _Distributions(torch.autograd.Function):
             onehot = onehot * ctx.here
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
         for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, kept):
-            slope = soft_slope(chunks[0], ctx.caps[0])
-            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
+            slope = softcap_slope(chunks[0], ctx.caps[0])
+            for rows, block in split_into_blocks(
+                chunks[0], part.start, BLOCK_ELEMENTS
+            ):  # becomes the gradient of the logits
                 shifted = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
                 bracket = torch.addcmul(constant[rows, None], shifted, grads[1][rows, None])
                 if kl is not None:
-                    own = same_rows(chunks[1], part, rows)
+                    own = select_rows(chunks[1], part, rows)
                     other = scaled_logits(own, ctx.temperature, total.dtype).sub_(other_largest[rows, None])
                     bracket.addcmul_(other.sub_(shifted), grads[2][rows, None])
                 gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
@@ -198,18 +204,18 @@ def logit_chunks(
         yield (
             part,
             [
-                softened(h[part] @ w.t(), cap) if own is None else own
+                softcap_(h[part] @ w.t(), cap) if own is None else own
                 for own, (h, w), cap in zip(found, pairs, caps, strict=False)
             ],
         )
 
 
-def same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
+def select_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
     """Return the logits of the predictions in `rows` from a chunk that covers `part`."""
     return logits[rows.start - part.start : rows.stop - part.start]
 
 
-def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
+def _reduce_over_vocab(words: VocabShard, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
     """Turn sums over this rank's vocabulary shard into sums over the whole vocabulary, in place.
 
     Args:
@@ -220,23 +226,23 @@ def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries:
     """
     largest, total, *other = sums
     logit, entropy, *kl = entries
-    shift = words.shift(largest)
+    shift = words.reduce_max_(largest)
     if kl:
-        other_shift = words.shift(other[0])
+        other_shift = words.reduce_max_(other[0])
         kl[0].addcmul_(shift - other_shift, total).mul_(shift.exp())
         other[1].mul_(other_shift.exp())
     logit.add_(shift).mul_(here)
     entropy.addcmul_(shift, total).mul_(shift.exp())
     total.mul_(shift.exp())
-    words.add_up(total, *other[1:], *entries)
+    words.all_reduce_(total, *other[1:], *entries)
 
 
-def caps_of(policy: Projection, other: Projection | None) -> Caps:
+def softcaps(policy: Projection, other: Projection | None) -> Caps:
     """Return the soft caps of both projections."""
     return policy.softcap, None if other is None else other.softcap
 
 
-def _shifted(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
+def _shift_logits(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
     """Return a copy of the logits divided by the temperature, minus their maximum, which is written to `largest`."""
     scaled = scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
@@ -264,7 +270,7 @@ def token_statistics(
         hidden, weight, softcap, words = policy
         plain_logprobs = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap, words=words)
         return Predictions(plain_logprobs)
-    caps, other = caps_of(policy, reference), reference[:2] if reference else ()
-    found = _Distributions.apply(*policy[:2], targets, temperature, caps, policy.words, *other)
+    caps, other = softcaps(policy, reference), reference[:2] if reference else ()
+    found = _Distributions.apply(*policy[:2], targets, temperature, caps, policy.vocab_shard, *other)
     assert isinstance(found, tuple)
     return Predictions(found[0], found[1] if entropy else None, found[2] if reference is not None else None)

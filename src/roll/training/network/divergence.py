@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from roll.training.network import logprobs as plain
-from roll.training.network.distributions import BLOCK_ELEMENTS, Caps, Projection, caps_of, logit_chunks, same_rows
-from roll.training.network.logprobs import ProjectionGradient, blocks_of, scaled_logits, soft_slope
+from roll.training.network.distributions import BLOCK_ELEMENTS, Caps, Projection, logit_chunks, select_rows, softcaps
+from roll.training.network.logprobs import ProjectionGradient, scaled_logits, softcap_slope, split_into_blocks
 from roll.types import Divergence
 
-__all__ = ["divergence_from", "normalised", "normalised_again"]
+__all__ = ["log_softmax", "recompute_log_softmax", "teacher_divergence"]
 
 
 class _Divergence(torch.autograd.Function):
@@ -53,9 +53,9 @@ class _Divergence(torch.autograd.Function):
         logprobs, divergence, inner, *norms = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(7))
         kept: list[Tensor] = []
         for part, chunks in logit_chunks(hidden, weight, teacher, chunk, caps):
-            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
-                logp = normalised(block, temperature, *(x[rows] for x in norms[:2]))
-                logq = normalised(same_rows(chunks[1], part, rows), temperature, *(x[rows] for x in norms[2:]))
+            for rows, block in split_into_blocks(chunks[0], part.start, BLOCK_ELEMENTS):
+                logp = log_softmax(block, temperature, *(x[rows] for x in norms[:2]))
+                logq = log_softmax(select_rows(chunks[1], part, rows), temperature, *(x[rows] for x in norms[2:]))
                 torch.gather(logp, 1, targets[rows, None], out=logprobs[rows, None])
                 divergence[rows], inner[rows] = _divergence(form, logp, logq)
             if keep:
@@ -72,11 +72,13 @@ class _Divergence(torch.autograd.Function):
         own, other = (grad / ctx.temperature for grad in grads)
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, inner.dtype)
         for part, chunks in logit_chunks(hidden, weight, teacher, ctx.chunk, ctx.caps, kept):
-            slope = soft_slope(chunks[0], ctx.caps[0])
-            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
-                logp = normalised_again(block, ctx.temperature, *(x[rows] for x in norms[:2]))
-                logq = normalised_again(
-                    same_rows(chunks[1], part, rows), ctx.temperature, *(x[rows] for x in norms[2:])
+            slope = softcap_slope(chunks[0], ctx.caps[0])
+            for rows, block in split_into_blocks(
+                chunks[0], part.start, BLOCK_ELEMENTS
+            ):  # becomes the gradient of the logits
+                logp = recompute_log_softmax(block, ctx.temperature, *(x[rows] for x in norms[:2]))
+                logq = recompute_log_softmax(
+                    select_rows(chunks[1], part, rows), ctx.temperature, *(x[rows] for x in norms[2:])
                 )
                 p = logp.exp()
                 gradient = _gradient(ctx.form, p, logp, logq, inner[rows, None]).mul_(other[rows, None])
@@ -86,7 +88,7 @@ class _Divergence(torch.autograd.Function):
         return *projection.result(), None, None, None, None, None, None
 
 
-def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
+def log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
     """Return log-probs [n, V]; write each row's largest logit to `largest`, the log-sum of exponentials to `total`."""
     scaled = scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
@@ -96,7 +98,7 @@ def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tenso
     return scaled.sub_(total[:, None])
 
 
-def normalised_again(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
+def recompute_log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
     """Return the same log-probs from the saved `largest` and `total`."""
     return scaled_logits(logits, temperature, largest.dtype).sub_(largest[:, None]).sub_(total[:, None])
 
@@ -127,7 +129,7 @@ def _mixture(form: Divergence, logp: Tensor, logq: Tensor) -> Tensor:
     return torch.logaddexp(logp + math.log1p(-form.beta), logq + math.log(form.beta))
 
 
-def divergence_from(
+def teacher_divergence(
     policy: Projection, teacher: Projection, targets: Tensor, form: Divergence, *, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probs [M] of the targets and divergences [M] in nats, float32 or better, both at one temperature.
@@ -139,6 +141,6 @@ def divergence_from(
         form: The kind of divergence; its own temperature is not used here.
         temperature: The temperature of both distributions, above 0.
     """
-    found = _Divergence.apply(*policy[:2], targets, temperature, form, caps_of(policy, teacher), *teacher[:2])
+    found = _Divergence.apply(*policy[:2], targets, temperature, form, softcaps(policy, teacher), *teacher[:2])
     assert isinstance(found, tuple)
     return found[0], found[1]

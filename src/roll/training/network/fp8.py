@@ -1,4 +1,4 @@
-"""Linear layers of a decoder computed in 8-bit floating point, on devices that support it.
+"""FP8 training: linear layers of a decoder computed in 8-bit floating point, on devices that support it.
 
                      rowwise_with_gw_hp               rowwise
     output           x by token   ·  w by output      x by token   ·  w by output
@@ -35,7 +35,7 @@ from roll.config.training import Fp8Recipe
 from roll.errors import ModelError
 from roll.models import decoder_of, find_routers
 
-__all__ = ["check_products", "use_fp8"]
+__all__ = ["check_fp8_support", "use_fp8"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class _Device(NamedTuple):
     """Whether the device has a kernel for scales by row."""
 
 
-class _Scaled(NamedTuple):
+class _QuantizedTensor(NamedTuple):
     """Numbers in 8 bits, and the factors that they must be multiplied by."""
 
     values: Tensor
@@ -98,7 +98,7 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
     if len(fitting) < len(layers):
         logger.warning(
             "training.fp8: %d of %d linear layers of the decoder are computed in 8 bits; the others stay in bfloat16, "
-            "since their sizes are no multiples of %d%s",
+            "because their sizes are not multiples of %d%s",
             *(len(fitting), len(layers), MULTIPLE, several),
         )
     for layer in fitting:
@@ -106,21 +106,23 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
     return len(fitting)
 
 
-def check_products(device: torch.device) -> None:
+def check_fp8_support(device: torch.device) -> None:
     """Check that a device supports the FP8 products, by running one.
 
     Raises:
         ModelError: the device does not support them.
     """
-    _tried(device.type)
+    _detect_support(device.type)
     if device.type == "cpu":
-        _say_that_it_is_slow()
+        _warn_slow_on_cpu()
 
 
 @cache
-def _say_that_it_is_slow() -> None:
+def _warn_slow_on_cpu() -> None:
     """Warn once that FP8 on a CPU is slow."""
-    logger.warning("training.fp8 on a CPU is for trying it out: these products are slower there than bfloat16's")
+    logger.warning(
+        "training.fp8 on a CPU is only useful for tests: FP8 matrix products are slower there than bfloat16 ones"
+    )
 
 
 def _linear_layers(model: Any) -> Iterator[nn.Linear]:
@@ -152,28 +154,28 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Fp8Recipe) -> Tensor:
-        device = _tried(x.device.type)
+        device = _detect_support(x.device.type)
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.recipe = recipe
-        in_8_bits = (_scaled(tensor, device.e4m3) for tensor in (x, weight))
-        return _product(*in_8_bits, by_row=device.by_row, in_short=True)
+        in_8_bits = (_quantize(tensor, device.e4m3) for tensor in (x, weight))
+        return _scaled_matmul(*in_8_bits, by_row=device.by_row, in_short=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        e4m3, in_bfloat16 = _tried(grad.device.type).e4m3, ctx.recipe == "rowwise_with_gw_hp"
+        e4m3, in_bfloat16 = _detect_support(grad.device.type).e4m3, ctx.recipe == "rowwise_with_gw_hp"
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
-            grad_x = _product(_scaled(grad, e4m3), _scaled(weight.t(), e4m3, by_row=not in_bfloat16))
+            grad_x = _scaled_matmul(_quantize(grad, e4m3), _quantize(weight.t(), e4m3, by_row=not in_bfloat16))
         if ctx.needs_input_grad[1] and in_bfloat16:
             grad_weight = grad.t() @ x
         elif ctx.needs_input_grad[1]:
-            grad_weight = _product(_scaled(grad.t(), e4m3), _scaled(x.t(), e4m3))
+            grad_weight = _scaled_matmul(_quantize(grad.t(), e4m3), _quantize(x.t(), e4m3))
         return grad_x, grad_weight, None
 
 
-def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
+def _quantize(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _QuantizedTensor:
     """Quantize bfloat16 numbers [rows, columns], with any strides, to 8 bits.
 
     The scales are powers of two, so the only rounding is that to 8 bits. NaN and infinity make all numbers with the
@@ -189,10 +191,10 @@ def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
     make = torch.empty if padded == columns else torch.zeros
     values = make(rows, padded, dtype=dtype, device=x.device)
     torch.mul(x, scale.to(x.dtype), out=values[:, :columns])
-    return _Scaled(values, scale.reciprocal())
+    return _QuantizedTensor(values, scale.reciprocal())
 
 
-def _product(a: _Scaled, b: _Scaled, *, by_row: bool = False, in_short: bool = False) -> Tensor:
+def _scaled_matmul(a: _QuantizedTensor, b: _QuantizedTensor, *, by_row: bool = False, in_short: bool = False) -> Tensor:
     """Compute a b^T in bfloat16, from a [rows, k] and b [columns, k].
 
     Args:
@@ -213,7 +215,7 @@ def _product(a: _Scaled, b: _Scaled, *, by_row: bool = False, in_short: bool = F
 
 
 @cache
-def _tried(kind: str) -> _Device:
+def _detect_support(kind: str) -> _Device:
     """Find the FP8 products that a kind of device supports, by trying them.
 
     Raises:
@@ -223,13 +225,13 @@ def _tried(kind: str) -> _Device:
     one = torch.ones(MULTIPLE, MULTIPLE, dtype=torch.bfloat16, device=kind)
     for e4m3 in _FORMATS:
         try:
-            both = (_scaled(one, e4m3), _scaled(one, e4m3))
-            _product(*both)
+            both = (_quantize(one, e4m3), _quantize(one, e4m3))
+            _scaled_matmul(*both)
         except (RuntimeError, ValueError) as error:
             said = said or str(error).strip().partition("\n")[0]
             continue
         try:
-            _product(*both, by_row=True, in_short=True)
+            _scaled_matmul(*both, by_row=True, in_short=True)
         except (RuntimeError, ValueError):
             return _Device(e4m3, by_row=False)
         return _Device(e4m3, by_row=True)

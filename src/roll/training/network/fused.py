@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from roll.training.attention.fused import fused_attention
-from roll.training.kernels.native import Native, native
+from roll.training.kernels.native import NativeLibrary, native
 
-__all__ = ["fuse"]
+__all__ = ["use_fused_kernels"]
 
 TOLERANCE = 2.0**-7
 """Relative tolerance: one unit in the last place of a bfloat16."""
 
 
-def fuse(model: nn.Module) -> int:
+def use_fused_kernels(model: nn.Module) -> int:
     """Replace known modules in a bfloat16 model on the CPU by fused ones, before adapters; return the number of
     modules.
     """
@@ -37,7 +37,7 @@ def fuse(model: nn.Module) -> int:
     count = 0
     for module in model.modules():
         replacement = _fused_norm(module, library) or _fused_gate(module, library)
-        if replacement is None or not _same(module, replacement):
+        if replacement is None or not _gives_same_result(module, replacement):
             replacement = fused_attention(module)
         if replacement is not None:
             module.forward = replacement
@@ -45,7 +45,7 @@ def fuse(model: nn.Module) -> int:
     return count
 
 
-def _fused_norm(module: Any, library: Native) -> Callable[[Tensor], Tensor] | None:
+def _fused_norm(module: Any, library: NativeLibrary) -> Callable[[Tensor], Tensor] | None:
     epsilon = getattr(module, "variance_epsilon", None)
     weight = getattr(module, "weight", None)
     if not type(module).__name__.endswith("RMSNorm") or epsilon is None or weight is None or weight.ndim != 1:
@@ -53,14 +53,14 @@ def _fused_norm(module: Any, library: Native) -> Callable[[Tensor], Tensor] | No
     plain = module.forward
 
     def forward(x: Tensor) -> Tensor:
-        if not _usable(x, module.weight) or x.shape[-1] != len(module.weight):
+        if not _fused_kernels_supported(x, module.weight) or x.shape[-1] != len(module.weight):
             return plain(x)
         return _RMSNorm.apply(x, module.weight, float(epsilon), library)
 
     return forward
 
 
-def _fused_gate(module: Any, library: Native) -> Callable[[Tensor], Tensor] | None:
+def _fused_gate(module: Any, library: NativeLibrary) -> Callable[[Tensor], Tensor] | None:
     if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("gate_proj", "up_proj", "down_proj")):
         return None
     if not callable(getattr(module, "act_fn", None)):
@@ -68,21 +68,21 @@ def _fused_gate(module: Any, library: Native) -> Callable[[Tensor], Tensor] | No
 
     def forward(x: Tensor) -> Tensor:
         gate, up = module.gate_proj(x), module.up_proj(x)
-        gated = _SwiGLU.apply(gate, up, library) if _usable(gate, up) else module.act_fn(gate) * up
+        gated = _SwiGLU.apply(gate, up, library) if _fused_kernels_supported(gate, up) else module.act_fn(gate) * up
         return module.down_proj(gated)
 
     return forward
 
 
-def _usable(*tensors: Tensor) -> bool:
+def _fused_kernels_supported(*tensors: Tensor) -> bool:
     return all(t.dtype == torch.bfloat16 and t.device.type == "cpu" for t in tensors)
 
 
 @torch.no_grad()
-def _same(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
+def _gives_same_result(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
     """Return whether module and replacement give the same result on random numbers of two scales."""
     weight = module.gate_proj.weight if hasattr(module, "gate_proj") else module.weight
-    if not _usable(weight):
+    if not _fused_kernels_supported(weight):
         return False
     generator = torch.Generator().manual_seed(0)
     for size in (0.1, 3.0):
@@ -98,7 +98,7 @@ class _RMSNorm(torch.autograd.Function):
     """Computes bf16(x / sqrt(mean(x^2) + epsilon)) w."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, library: Native) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, library: NativeLibrary) -> Tensor:
         x, weight = x.contiguous(), weight.contiguous()
         width = x.shape[-1]
         result = torch.empty_like(x)
@@ -123,7 +123,7 @@ class _SwiGLU(torch.autograd.Function):
     """Computes bf16(silu(gate)) up; saves only its two inputs."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, library: Native) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, library: NativeLibrary) -> Tensor:
         gate, up = gate.contiguous(), up.contiguous()
         result = torch.empty_like(gate)
         library.call("swiglu", gate, up, result, gate.numel())

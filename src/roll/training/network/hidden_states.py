@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from roll.errors import ModelError
-from roll.models import rotation_length
+from roll.models import rope_scaling_length
 from roll.training.attention.packed import AttentionPlan, Observer
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.tokens import WHOLE, TokenShare
 
-__all__ = ["decoded", "final_hidden_states"]
+__all__ = ["final_hidden_states", "run_decoder"]
 
 
 def final_hidden_states(
@@ -38,12 +38,12 @@ def final_hidden_states(
         share: This rank's share of the tokens, and thus of the predictions.
     """
     entries = share.slice(layout)
-    states = decoded(decoder, layout, device, dtype, observer, share)
+    states = run_decoder(decoder, layout, device, dtype, observer, share)
     rows = layout.rows[share.predictions(layout)] - entries.start
-    return share.gathered(states[0]).index_select(0, torch.from_numpy(rows).to(device))
+    return share.gather_tp(states[0]).index_select(0, torch.from_numpy(rows).to(device))
 
 
-def decoded(
+def run_decoder(
     decoder: Any,
     layout: PackedLayout,
     device: torch.device,
@@ -56,11 +56,11 @@ def decoded(
     Raises:
         ModelError: a text is so long that it changes the rotary angles of all other texts in its row.
     """
-    length, limit = int(layout.position_ids.max()) + 1, rotation_length(vars(decoder.config.get_text_config()))
+    length, limit = int(layout.position_ids.max()) + 1, rope_scaling_length(vars(decoder.config.get_text_config()))
     if limit is not None and length > limit:
         raise ModelError(
-            f"a text of {length} tokens changes how {type(decoder).__name__} turns the positions of all texts of a row "
-            f"(RoPE of the kind dynamic or longrope): train on texts of at most {limit}"
+            f"a text of {length} tokens changes how {type(decoder).__name__} scales the rotary positions of all texts "
+            f"in a row (RoPE of the kind dynamic or longrope): train on texts of at most {limit}"
         )
     entries = share.slice(layout)
     output = decoder(

@@ -12,22 +12,24 @@ from torch import nn
 from roll.errors import ModelError
 from roll.models import find_routers, load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention.packed import register_attention
-from roll.training.experts import group_products
+from roll.training.experts import use_grouped_gemm
+from roll.training.memory.activation_checkpointing import checkpoint_layers
+from roll.training.memory.deferred_weights import DeferredWeights
 from roll.training.memory.nf4 import quantize_base
-from roll.training.memory.recompute import recompute_layers
-from roll.training.memory.unread import Unread
 from roll.training.network.fp8 import use_fp8
-from roll.training.network.fused import fuse
+from roll.training.network.fused import use_fused_kernels
 from roll.training.network.lora import add_adapters
-from roll.training.network.packable import make_packable
+from roll.training.network.packing_check import make_packable
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
-from roll.training.spec import TrainerSpec, in_full
+from roll.training.spec import TrainerSpec, without_fp8
 
 __all__ = ["build_network"]
 
 
-def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None = None) -> PolicyNetwork | ValueNetwork:
+def build_network(
+    spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights | None = None
+) -> PolicyNetwork | ValueNetwork:
     """Build the network of a role in `dtype`, on the host.
 
     Args:
@@ -45,22 +47,22 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None =
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype, unread) if copies else None
     teachers = [_load_teacher(spec, path, dtype, unread) for path in spec.teachers]
-    with nullcontext() if unread is None else unread.lent():  # the network runs once for a check
+    with nullcontext() if unread is None else unread.materialized():  # the network runs once for a check
         network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
     if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
         raise ModelError(
-            f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
+            f"training.router_replay is '{spec.training.router_replay}', but '{spec.model_path}' has no router that "
             "chooses experts: set it to none"
         )
     if spec.role == "policy":
-        _balance(spec, network, model.config)
+        _set_up_load_balancing(spec, network, model.config)
         if spec.training.router_replay != "none" and network.routing is not None:
-            with nullcontext() if unread is None else unread.lent(find_routers(model)):
+            with nullcontext() if unread is None else unread.materialized(find_routers(model)):
                 network.routing.check_replay()
     return network
 
 
-def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
+def _set_up_load_balancing(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
     """Set up load balancing of a policy's routers as configured.
 
     Raises:
@@ -70,8 +72,8 @@ def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
     if training.router_aux_loss:
         if routing is None or not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             raise ModelError(
-                f"training.router_aux_loss is {training.router_aux_loss:g}, and '{spec.model_path}' is no mixture of "
-                "experts that has such a loss (router_aux_loss_coef in its configuration): set it to 0"
+                f"training.router_aux_loss is {training.router_aux_loss:g}, but '{spec.model_path}' is not a mixture "
+                "of experts that has such a loss (router_aux_loss_coef in its configuration): set it to 0"
             )
         routing.aux_coefficient = training.router_aux_loss
     if training.router_bias_rate and (routing is None or not routing.biases or spec.model.lora is not None):
@@ -81,7 +83,7 @@ def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
         )
 
 
-def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unread | None) -> Any:
+def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: DeferredWeights | None) -> Any:
     """Load a frozen model with the same vocabulary.
 
     Raises:
@@ -93,13 +95,13 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unre
     if different or len(own) != len(other):
         raise ModelError(
             f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
-            f"{different} of them are missing or have another number; take a teacher with the same tokenizer"
+            f"{different} of them are missing or have another number; use a teacher with the same tokenizer"
         )
-    own_format = in_full(spec.training)
+    own_format = without_fp8(spec.training)
     return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, unread)
 
 
-def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) -> Any:
+def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights | None) -> Any:
     """Load the HF causal language model, or for a reward model the sequence classifier.
 
     The model's own dropout is off: log-probs must be those of the policy that sampled. An adapter's dropout stays as
@@ -108,12 +110,12 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) ->
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
     trust, left = spec.model.trust_remote_code, None if unread is None else unread.add
     model: Any = load(spec.model_path, dtype, attention=register_attention(), trust_remote_code=trust, left=left)
-    group_products(model)
-    with nullcontext() if unread is None else unread.lent():
+    use_grouped_gemm(model)
+    with nullcontext() if unread is None else unread.materialized():
         make_packable(model)
-        fuse(model)
+        use_fused_kernels(model)
     if unread is not None:
-        unread.by_layer(model, fuse)
+        unread.by_layer(model, use_fused_kernels)
     if spec.training.fp8 != "none" and dtype == torch.bfloat16:
         use_fp8(model, spec.training.fp8, spec.training.parallel.tp)
     for module in model.modules():
@@ -127,5 +129,5 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) ->
         if spec.model.lora.base == "nf4":
             quantize_base(adapted)
     if spec.training.activation_checkpointing:
-        recompute_layers(model)
+        checkpoint_layers(model)
     return model

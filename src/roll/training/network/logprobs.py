@@ -16,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.training.kernels.native import Native, native
-from roll.training.parallel.vocabulary import Words
+from roll.training.kernels.native import NativeLibrary, native
+from roll.training.parallel.vocab_parallel import VocabShard
 
 __all__ = [
     "CHUNK_ELEMENTS",
     "KEEP_BYTES",
     "ProjectionGradient",
-    "blocks_of",
     "has_small_cache",
     "scaled_logits",
-    "soft_slope",
-    "softened",
+    "softcap_",
+    "softcap_slope",
+    "split_into_blocks",
     "token_logprobs",
 ]
 
@@ -57,27 +57,27 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         softcap: float | None,
-        words: Words | None,
+        words: VocabShard | None,
     ) -> Tensor:
         keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
         high = torch.promote_types(hidden.dtype, torch.float32)
         result = hidden.new_zeros(len(hidden), dtype=high)
         if words is not None:
-            local, here = words.places(targets, len(weight))
+            local, here = words.local_indices(targets, len(weight))
             targets = local.where(here, -1)
         largest, total = torch.full_like(result, float("-inf")), torch.zeros_like(result)
         kept: list[Tensor] = []
-        for part in _columns(hidden, weight):
-            logits = softened(hidden @ weight[part].t(), softcap)
-            _take_in(logits, temperature, largest, total)
+        for part in _vocab_slices(hidden, weight):
+            logits = softcap_(hidden @ weight[part].t(), softcap)
+            _update_logsumexp(logits, temperature, largest, total)
             local = targets - part.start
             found = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].to(high)
             torch.where((local >= 0) & (local < logits.shape[1]), found / temperature, result, out=result)
             if keep:
                 kept.append(logits)
         if words is not None:
-            total.mul_(words.shift(largest).exp_())
-            words.add_up(total, result)
+            total.mul_(words.reduce_max_(largest).exp_())
+            words.all_reduce_(total, result)
         ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
         ctx.temperature, ctx.softcap = temperature, softcap
         return result.sub_(largest).sub_(total.log())
@@ -88,13 +88,13 @@ class _TokenLogprobs(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         scale = (grads[0] / ctx.temperature).to(total.dtype)
         factor = -scale / total
-        parts = _columns(hidden, weight)
+        parts = _vocab_slices(hidden, weight)
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_hidden: Tensor | None = None
         for i, part in enumerate(parts):
-            logits = kept[i] if kept else softened(hidden @ weight[part].t(), ctx.softcap)
-            slope = soft_slope(logits, ctx.softcap)
-            _to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
+            logits = kept[i] if kept else softcap_(hidden @ weight[part].t(), ctx.softcap)
+            slope = softcap_slope(logits, ctx.softcap)
+            _logits_to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
             if slope is not None:
                 logits.mul_(slope)
             if grad_weight is not None:
@@ -107,23 +107,23 @@ class _TokenLogprobs(torch.autograd.Function):
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
 
 
-def softened(logits: Tensor, softcap: float | None) -> Tensor:
+def softcap_(logits: Tensor, softcap: float | None) -> Tensor:
     """Apply a final soft cap c to logits, in place: c tanh(z / c)."""
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-def soft_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
+def softcap_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
     """Return the derivative of capped logits with respect to the uncapped ones."""
     return None if softcap is None else (logits / softcap).square_().neg_().add_(1.0)
 
 
-def _columns(hidden: Tensor, weight: Tensor) -> list[slice]:
+def _vocab_slices(hidden: Tensor, weight: Tensor) -> list[slice]:
     """Split the vocabulary into slices of as many entries as `CHUNK_ELEMENTS` allows."""
     size = max(CHUNK_ELEMENTS // max(len(hidden), 1), 1)
     return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
 
 
-def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> None:
+def _update_logsumexp(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> None:
     """Update each prediction's largest logit [M] and sum of exponentials [M] with logits [M, n] of more vocabulary
     entries.
     """
@@ -131,7 +131,7 @@ def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor)
     if library is not None:
         library.call("softmax_sums", logits, 1.0 / temperature, largest, total, *logits.shape)
         return
-    for rows, block in blocks_of(logits, 0):
+    for rows, block in split_into_blocks(logits, 0):
         scaled = scaled_logits(block, temperature, total.dtype)
         top = torch.maximum(largest[rows], scaled.amax(dim=1))
         total[rows] *= (largest[rows] - top).exp_()
@@ -139,7 +139,7 @@ def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor)
         largest[rows] = top
 
 
-def _to_gradient(
+def _logits_to_gradient(
     logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
 ) -> None:
     """Overwrite logits [M, n] with exp(z - largest) factor, plus `scale` at column `local` where the slice contains
@@ -151,12 +151,12 @@ def _to_gradient(
         return
     extra = torch.where((local >= 0) & (local < logits.shape[1]), scale, 0.0)[:, None]
     index = local.clamp(0, logits.shape[1] - 1)[:, None]
-    for rows, block in blocks_of(logits, 0):
+    for rows, block in split_into_blocks(logits, 0):
         gradient = scaled_logits(block, temperature, scale.dtype).sub_(largest[rows, None]).exp_()
         block.copy_(gradient.mul_(factor[rows, None]).scatter_add_(1, index[rows], extra[rows]))
 
 
-def _native_for(logits: Tensor) -> Native | None:
+def _native_for(logits: Tensor) -> NativeLibrary | None:
     return native() if logits.dtype == torch.bfloat16 and logits.device.type == "cpu" else None
 
 
@@ -181,7 +181,7 @@ class ProjectionGradient:
         self._grad_weight: Tensor | None = None
 
     def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
-        """Add the gradients [n, V] of a chunk, for the predictions in `part`; `slope`: see `soft_slope`."""
+        """Add the gradients [n, V] of a chunk, for the predictions in `part`; `slope`: see `softcap_slope`."""
         if slope is not None:
             grad_logits.mul_(slope)
         if self._grad_hidden is not None:
@@ -201,7 +201,7 @@ class ProjectionGradient:
         return self._grad_hidden, None if weight is None else weight.to(self._weight.dtype)
 
 
-def blocks_of(logits: Tensor, start: int, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+def split_into_blocks(logits: Tensor, start: int, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Yield a chunk's logits in blocks of rows, each with its slice of all predictions.
 
     Args:
@@ -237,7 +237,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     softcap: float | None = None,
-    words: Words | None = None,
+    words: VocabShard | None = None,
 ) -> Tensor:
     """Compute the log-prob of each target under softmax(W h / temperature).
 

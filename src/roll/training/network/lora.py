@@ -1,4 +1,4 @@
-"""Low-rank adapters (arXiv 2106.09685) through peft, injected into the HF model in place."""
+"""LoRA: low-rank adapters (arXiv 2106.09685) through peft, injected into the HF model in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.models import find_routers
 from roll.registry import did_you_mean
 from roll.training.experts import find_experts
 
-__all__ = ["Adapter", "adapters_off", "add_adapters", "checkpoint_name", "find_adapters"]
+__all__ = ["Adapter", "adapters_disabled", "add_adapters", "checkpoint_name", "find_adapters"]
 
 _NAME = "default"
 
@@ -35,7 +35,7 @@ class Adapter:
     transposed: bool
     """Whether the layer stores its weight as [inputs, outputs]."""
 
-    def merged(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return the full weight in float32 or better; the inputs are not changed."""
         dtype = torch.promote_types(weight.dtype, torch.float32)
         delta = b.to(dtype) @ a.to(dtype)
@@ -109,19 +109,19 @@ def _targets(model: Any, named: list[str] | str) -> list[str] | str:
             hint = did_you_mean(name, names)
             more = "; experts of a mixture cannot have adapters" if mixture else ""
             raise ModelError(
-                f"model.lora.target_modules has {short(name)}, which is no linear layer of {type(model).__name__}'s "
-                f"decoder{more}.{hint} Name some of {', '.join(names)}, or take all-linear"
+                f"model.lora.target_modules has {short(name)}, which is not a linear layer of {type(model).__name__}'s "
+                f"decoder{more}.{hint} Use some of {', '.join(names)}, or all-linear"
             )
     if not named:
         raise ModelError(
-            f"model.lora.target_modules is empty: name some of {', '.join(names)}, take all-linear, or leave "
+            f"model.lora.target_modules is empty: use some of {', '.join(names)}, use all-linear, or leave "
             "model.lora out to train all weights"
         )
     return [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)] if mixture else named
 
 
 @contextlib.contextmanager
-def adapters_off(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
+def adapters_disabled(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
     """Run the body with the model's adapters switched off.
 
     Args:
@@ -135,7 +135,7 @@ def adapters_off(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
     if not layers and not elsewhere:
-        raise ValueError("the model has no adapters to switch off: load a reference of its own")
+        raise ValueError("the model has no adapters to disable: load a separate reference model")
     for layer in layers:
         layer.enable_adapters(False)
     try:

@@ -112,7 +112,7 @@ def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
     tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
     sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
     if len(sizes) != 1 or (size := sizes.pop()) is None:
-        raise ValueError("the loss needs teacher_top of every sample, each with as many tokens: make the batch of such")
+        raise ValueError("the loss needs teacher_top for every sample of the batch, with the same k")
     ids = np.zeros((len(layout.rows), size), dtype=np.int64)
     for span in layout.spans:
         top = batch.samples[span.index].teacher_top

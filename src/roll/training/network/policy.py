@@ -18,20 +18,20 @@ from roll.errors import ModelError
 from roll.models import decoder_of
 from roll.training.attention.packed import Observer
 from roll.training.network.distributions import Predictions, Projection, token_statistics
-from roll.training.network.divergence import divergence_from
-from roll.training.network.hidden_states import decoded, final_hidden_states
-from roll.training.network.logprobs import softened
-from roll.training.network.lora import adapters_off
-from roll.training.network.packable import check_packing
+from roll.training.network.divergence import teacher_divergence
+from roll.training.network.hidden_states import final_hidden_states, run_decoder
+from roll.training.network.logprobs import softcap_
+from roll.training.network.lora import adapters_disabled
+from roll.training.network.packing_check import check_packing
+from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.network.routing import find_routing
-from roll.training.network.stages import Cut
-from roll.training.network.top_logprobs import likeliest, logprobs_of
+from roll.training.network.top_logprobs import logprobs_of, topk_logprobs
 from roll.training.network.value import new_value_head, values_of
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.training.parallel.gathering import at_projection, for_gradient, projection_dtype
-from roll.training.parallel.tensor import own
+from roll.training.parallel.fsdp import gather_projection, projection_dtype, regather_on_backward
+from roll.training.parallel.tensor import local_part
 from roll.training.parallel.tokens import WHOLE, TokenShare
-from roll.training.parallel.vocabulary import Words
+from roll.training.parallel.vocab_parallel import VocabShard
 from roll.types import Needs, Output
 
 __all__ = ["PolicyNetwork"]
@@ -68,7 +68,7 @@ class PolicyNetwork(nn.Module):
         self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
         self.share: TokenShare = WHOLE
         """This rank's share of every row's tokens."""
-        self.cut: Cut | None = None
+        self.pipeline_split: PipelineSplit | None = None
         """The cut of the model, where this rank has one stage of it."""
 
     def forward(
@@ -92,10 +92,12 @@ class PolicyNetwork(nn.Module):
         Raises:
             ValueError: the required teacher, reference or adapter is missing, or `top` exceeds the vocabulary.
         """
-        if self.cut is not None and not self.cut.stage.part.is_last:
-            return self._passed_on(self.cut, layout, needs)
+        if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
+            return self._run_stage(self.pipeline_split, layout, needs)
         found = self._own_predictions(layout, temperature, needs, observer, top)
-        return found.mapped(lambda tensor: for_gradient(self.projection, self.share.whole(tensor, layout)))
+        return found.map_tensors(
+            lambda tensor: regather_on_backward(self.projection, self.share.gather_predictions(tensor, layout))
+        )
 
     def _own_predictions(
         self,
@@ -112,9 +114,9 @@ class PolicyNetwork(nn.Module):
         found = Predictions()
         if needs.divergence is not None:
             of_teacher, other = needs.divergence.temperature or temperature, self._project_teacher(layout)
-            full, teacher = policy.undivided(), other.undivided()
+            full, teacher = policy.gather_vocab(), other.gather_vocab()
             rows = min(len(full.weight), len(teacher.weight))  # the rest is padding: tokenizers agree
-            logprobs, distance = divergence_from(
+            logprobs, distance = teacher_divergence(
                 full._replace(weight=full.weight[:rows]),
                 teacher._replace(weight=teacher.weight[:rows]),
                 targets.clamp(max=rows - 1),
@@ -123,15 +125,15 @@ class PolicyNetwork(nn.Module):
             )
             same = of_teacher == temperature and rows == len(full.weight)
             alike = Predictions(logprobs=logprobs if same else None, divergence=distance)
-            found = alike.mapped(policy.shared)
+            found = alike.map_tensors(policy.split_gradient)
         if isinstance(top, int):
-            ids, top_logprobs = likeliest(policy.undivided(), top, temperature=temperature)
+            ids, top_logprobs = topk_logprobs(policy.gather_vocab(), top, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
         elif top is not None:  # the targets' log-probs come from the same logits
-            full = policy.undivided()
+            full = policy.gather_vocab()
             _check_tokens(top, len(full.weight))
             ids = torch.cat([torch.from_numpy(top[mine]).to(self.device), targets[:, None]], dim=1)
-            several = policy.shared(logprobs_of(full, ids, temperature=temperature))
+            several = policy.split_gradient(logprobs_of(full, ids, temperature=temperature))
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
         if found.logprobs is None or needs.entropy or needs.full_kl:
             plain = token_statistics(
@@ -145,13 +147,13 @@ class PolicyNetwork(nn.Module):
         if not needs.values:
             return found
         assert self.value_head is not None, "a policy without a value head was asked for values"
-        return found._replace(values=policy.shared(values_of(self.value_head, policy.hidden)))
+        return found._replace(values=policy.split_gradient(values_of(self.value_head, policy.hidden)))
 
-    def _passed_on(self, cut: Cut, layout: PackedLayout, needs: Needs) -> Predictions:
+    def _run_stage(self, cut: PipelineSplit, layout: PackedLayout, needs: Needs) -> Predictions:
         """Run the models of `_own_predictions`, in the same order, on a stage before the last one."""
 
         def states(model: Any, of: PackedLayout) -> Tensor:
-            return decoded(decoder_of(model), of, cut.stage.device, cut.dtype, share=self.share)
+            return run_decoder(decoder_of(model), of, cut.stage.device, cut.dtype, share=self.share)
 
         hidden = states(self.model, layout)
         frozen = replace(layout, experts=None)
@@ -168,7 +170,8 @@ class PolicyNetwork(nn.Module):
     def _teacher(self, layout: PackedLayout) -> Any:
         if not 0 <= layout.teacher < len(self.teachers):
             raise ValueError(
-                f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
+                f"a sample names teacher {layout.teacher} (counted from 0), but the number of teachers is "
+                f"{len(self.teachers)}"
             )
         return self.teachers[layout.teacher]
 
@@ -186,8 +189,8 @@ class PolicyNetwork(nn.Module):
     @contextmanager
     def _as_reference(self) -> Iterator[None]:
         """Run the body without adapters, and without counting its expert choices as the policy's."""
-        uncounted = nullcontext() if self.routing is None else self.routing.uncounted()
-        with adapters_off(self.model, elsewhere=self.cut is not None), uncounted:
+        uncounted = nullcontext() if self.routing is None else self.routing.without_counting()
+        with adapters_disabled(self.model, elsewhere=self.pipeline_split is not None), uncounted:
             yield
 
     @property
@@ -212,12 +215,12 @@ class PolicyNetwork(nn.Module):
         return frozenset(("logprobs", "attention", "top_logprobs", *head, *routers))
 
     @property
-    def frozen(self) -> list[Any]:
+    def frozen_models(self) -> list[Any]:
         """The frozen models: reference and teachers."""
         return [*([] if self.reference is None else [self.reference]), *self.teachers]
 
     @property
-    def num_words(self) -> int:
+    def vocab_size(self) -> int:
         """The size of the vocabulary."""
         return self.model.config.get_text_config().vocab_size
 
@@ -257,8 +260,8 @@ def _check_head(model: Any, use: str) -> None:
 def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
     if ids.size and not 0 <= ids.min() <= ids.max() < num_tokens:
         raise ValueError(
-            f"teacher_top names token {ids.max() if ids.min() >= 0 else ids.min()}, and the model has {num_tokens}: "
-            "the teacher has another vocabulary"
+            f"teacher_top contains token {ids.max() if ids.min() >= 0 else ids.min()}, but the vocabulary size is "
+            f"{num_tokens}: the teacher has another vocabulary"
         )
 
 
@@ -273,12 +276,12 @@ def _project(
         factor = getattr(config, name, None)
         if factor not in (None, 1):
             hidden = hidden * factor**power
-    words = None if share.tp is None else Words(share.tp)
-    hidden = at_projection(head, hidden)
-    return Projection(hidden, own(head.weight), getattr(config, "final_logit_softcapping", None), words)
+    words = None if share.tp is None else VocabShard(share.tp)
+    hidden = gather_projection(head, hidden)
+    return Projection(hidden, local_part(head.weight), getattr(config, "final_logit_softcapping", None), words)
 
 
 def _logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
     projected = _project(model, layout)
     own = final_hidden_states(decoder_of(model), layout, projected.weight.device, projected.weight.dtype)
-    return own, softened(projected.hidden @ projected.weight.t(), projected.softcap)
+    return own, softcap_(projected.hidden @ projected.weight.t(), projected.softcap)

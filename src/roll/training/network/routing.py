@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: load balancing, and replay of recorded choices.
+"""MoE routers: load balancing, and router replay of recorded choices of experts.
 
     router ─ logits ─ the k best of them ─► experts, and weights by which their results are summed
                        └─ or those of another forward pass, with newly computed weights
@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from roll.errors import ModelError, short
 from roll.models import chosen_experts, decoder_of, find_routers
-from roll.training.memory.recompute import recomputing
+from roll.training.memory.activation_checkpointing import is_recomputing
 from roll.training.packing.blocks import Block
-from roll.training.packing.layout import Int64Array, placed
+from roll.training.packing.layout import Int64Array, iter_entries
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import TrainingBatch, TrainingSample
 
@@ -61,7 +61,7 @@ class Routing:
         for layer in decoder_of(model).layers:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
         for i, router in enumerate(routers):
-            router.forward = self._observed(i, router, router.forward)
+            router.forward = self._router_forward(i, router, router.forward)
 
     @property
     def biases(self) -> list[Tensor]:
@@ -80,7 +80,7 @@ class Routing:
         """
         for router, plain in self._plain:
             best = torch.arange(self.num_chosen, device=router.weight.device)[None]
-            self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
+            self._replay_choices(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
 
     def check_choices(self, samples: Iterable[TrainingSample]) -> None:
         """Check that the experts recorded in samples are valid choices for this model.
@@ -107,7 +107,7 @@ class Routing:
                 of_all = f"{self.num_chosen} different ones of {self.num_experts}"
                 said = f"{chosen} for token {token} in layer {layer}, not {of_all}"
             raise ModelError(
-                f"the experts that sample {short(sample.sample_id)} came with cannot be replayed: {said}. The engine "
+                f"the experts recorded in sample {short(sample.sample_id)} cannot be replayed: {said}. The engine "
                 "that recorded them has another model, or records otherwise: set training.router_replay to old or none"
             )
 
@@ -118,7 +118,7 @@ class Routing:
         self._shares: list[Tensor | None] = [None] * self.num_layers
 
     @contextmanager
-    def uncounted(self) -> Iterator[None]:
+    def without_counting(self) -> Iterator[None]:
         """Run the body without counting choices: its passes are of another policy, such as the reference."""
         self._counts_choices = False
         try:
@@ -141,7 +141,7 @@ class Routing:
             found["experts/bias_range"] = float(np.mean(ranges))
         return found
 
-    def even_out(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
+    def set_load_balancing_loss(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
         """Make later backward passes add the gradient of a batch's auxiliary loss.
 
         The loss is coefficient E sum_e f_e p_e, averaged over layers: f_e is the number of choices of expert e per
@@ -158,7 +158,7 @@ class Routing:
         self._slopes = torch.from_numpy(factor * counts / num_tokens**2)
 
     @torch.no_grad()
-    def move_biases(self, rate: float) -> None:
+    def update_biases(self, rate: float) -> None:
         """Move every expert's bias by `rate` towards balance after an update (arXiv 2408.15664).
 
         The direction comes from the choices in the batch of the previous `metrics` call.
@@ -175,12 +175,12 @@ class Routing:
         """
         empty = torch.zeros(self.num_experts, dtype=torch.float64)
         counts, shares = (
-            share.added_up(torch.stack([empty if x is None else x.cpu().double() for x in part])).numpy()
+            share.all_reduce_(torch.stack([empty if x is None else x.cpu().double() for x in part])).numpy()
             for part in (self._counts, self._shares)
         )
         return counts.astype(np.int64), shares
 
-    def by_sample(
+    def collect_choices(
         self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
     ) -> None:
         """Add the experts that a micro-batch's tokens chose in the last forward pass to `found`: [L, layers, k] int16.
@@ -188,11 +188,11 @@ class Routing:
         Entries are -1 for tokens that did not go through the network, and for layers of other ranks.
         """
         here = [i for i, x in enumerate(self._chosen) if x is not None]
-        own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
-        chosen = None if own_tokens is None else share.all_tokens(own_tokens).cpu().numpy()
+        local_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
+        chosen = None if local_tokens is None else share.gather_tokens(local_tokens).cpu().numpy()
         start = 0
         for block in blocks:
-            for member, _, entries in placed(block, start):
+            for member, _, entries in iter_entries(block, start):
                 size = len(batch.samples[member.index]), self.num_layers, self.num_chosen
                 own = found.setdefault(member.index, np.full(size, -1, dtype=np.int16))
                 if chosen is not None:
@@ -205,27 +205,31 @@ class Routing:
             self._chosen = [None] * self.num_layers
         self._current = plan
 
-    def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _router_forward(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
-            output = plain(*args, **kwargs) if experts is None else self._given(experts[:, i], plain, *args, **kwargs)
-            self._take(i, *chosen_experts(router, output))
-            return self._evened(i, router, output)
+            output = (
+                plain(*args, **kwargs)
+                if experts is None
+                else self._replay_choices(experts[:, i], plain, *args, **kwargs)
+            )
+            self._count_choice(i, *chosen_experts(router, output))
+            return self._add_load_balancing_loss(i, router, output)
 
         return forward
 
-    def _given(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _replay_choices(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return a router's output when the experts [N, k] are the top-k."""
-        with _Replay(chosen, self.num_experts) as replay:
+        with _ReplayMode(chosen, self.num_experts) as replay:
             output = plain(*args, **kwargs)
         if not replay.used:
             raise ModelError(
-                "this model's router does not choose the best few of its scores: its choices cannot be replayed, so "
-                "set training.router_replay to none"
+                "this model's router does not select experts by the top-k of its scores, so router replay is not "
+                "supported: set training.router_replay to none"
             )
         return output
 
-    def _evened(self, i: int, router: Any, output: Any) -> Any:
+    def _add_load_balancing_loss(self, i: int, router: Any, output: Any) -> Any:
         """Return a router's output with weights whose backward pass also adds this rank's share of the auxiliary
         gradient.
         """
@@ -235,12 +239,12 @@ class Routing:
         probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
         place = len(output) - 2  # the weights that the experts' results are multiplied with
-        own = _WithLoss.apply(output[place], share @ self._slopes[i].to(share))
+        own = _WithAuxiliaryLoss.apply(output[place], share @ self._slopes[i].to(share))
         return (*output[:place], own, *output[place + 1 :])
 
     @torch.no_grad()
-    def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
-        if recomputing() or not self._counts_choices:  # already counted in the first run, or not to be counted
+    def _count_choice(self, i: int, logits: Tensor, chosen: Tensor) -> None:
+        if is_recomputing() or not self._counts_choices:  # already counted in the first run, or not to be counted
             return
         self._chosen[i] = chosen
         uses = getattr(self._current, "uses", None)
@@ -254,7 +258,7 @@ class Routing:
         self._shares[i] = shares if sums is None else sums + shares
 
 
-class _WithLoss(torch.autograd.Function):
+class _WithAuxiliaryLoss(torch.autograd.Function):
     """Returns a tensor unchanged; its backward pass also backpropagates through a scalar that is part of the loss."""
 
     @staticmethod
@@ -267,7 +271,7 @@ class _WithLoss(torch.autograd.Function):
         return grads[0], ctx.like
 
 
-class _Replay(TorchFunctionMode):
+class _ReplayMode(TorchFunctionMode):
     """Replaces the result of a router's top-k by given experts [N, k]; -1 keeps a token's own choice."""
 
     def __init__(self, chosen: Tensor, num_experts: int) -> None:

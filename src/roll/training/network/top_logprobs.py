@@ -1,4 +1,4 @@
-"""Log-probs of several tokens at every prediction: of given tokens with a gradient, or of the top-k.
+"""Top-k log-probs: the log-probs of the top-k or of given tokens at every prediction; of given ones with a gradient.
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
 logits are kept for the backward pass only while all of them together are small.
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from roll.training.network import logprobs as plain
 from roll.training.network.distributions import BLOCK_ELEMENTS, Projection, logit_chunks
-from roll.training.network.divergence import normalised, normalised_again
-from roll.training.network.logprobs import ProjectionGradient, blocks_of, soft_slope
+from roll.training.network.divergence import log_softmax, recompute_log_softmax
+from roll.training.network.logprobs import ProjectionGradient, softcap_slope, split_into_blocks
 
-__all__ = ["likeliest", "logprobs_of"]
+__all__ = ["logprobs_of", "topk_logprobs"]
 
 
 class _LogprobsOf(torch.autograd.Function):
@@ -37,8 +37,8 @@ class _LogprobsOf(torch.autograd.Function):
         norms = largest, total = [hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2)]
         kept: list[Tensor] = []
         for part, (logits,) in logit_chunks(hidden, weight, (), chunk, (softcap, None)):
-            for rows, block in blocks_of(logits, part.start, BLOCK_ELEMENTS):
-                logp = normalised(block, temperature, largest[rows], total[rows])
+            for rows, block in split_into_blocks(logits, part.start, BLOCK_ELEMENTS):
+                logp = log_softmax(block, temperature, largest[rows], total[rows])
                 result[rows] = logp.gather(1, ids[rows])
             if keep:
                 kept.append(logits)
@@ -54,9 +54,11 @@ class _LogprobsOf(torch.autograd.Function):
         sums = -own.sum(1)
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
         for part, (logits,) in logit_chunks(hidden, weight, (), ctx.chunk, (ctx.softcap, None), kept):
-            slope = soft_slope(logits, ctx.softcap)
-            for rows, block in blocks_of(logits, part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
-                p = normalised_again(block, ctx.temperature, largest[rows], total[rows]).exp_()
+            slope = softcap_slope(logits, ctx.softcap)
+            for rows, block in split_into_blocks(
+                logits, part.start, BLOCK_ELEMENTS
+            ):  # becomes the gradient of the logits
+                p = recompute_log_softmax(block, ctx.temperature, largest[rows], total[rows]).exp_()
                 block.copy_(p.mul_(sums[rows, None]).scatter_add_(1, ids[rows], own[rows]))
             projection.add(part, logits, slope)
         return *projection.result(), None, None, None
@@ -72,7 +74,7 @@ def logprobs_of(policy: Projection, ids: Tensor, *, temperature: float = 1.0) ->
 
 
 @torch.no_grad()
-def likeliest(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def topk_logprobs(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return the top-k tokens [M, num] int64 at every prediction and their log-probs, descending, without a gradient.
 
     Raises:
@@ -80,14 +82,14 @@ def likeliest(policy: Projection, num: int, *, temperature: float = 1.0) -> tupl
     """
     hidden, weight, softcap = policy[:3]
     if num > len(weight):
-        raise ValueError(f"the {num} likeliest tokens are asked for, and the model has {len(weight)}: ask for fewer")
+        raise ValueError(f"the number of top-k tokens must be at most the vocabulary size {len(weight)}, got {num}")
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     ids = torch.empty(len(hidden), num, dtype=torch.int64, device=hidden.device)
     logprobs = hidden.new_empty(ids.shape, dtype=dtype)
     for part, (logits,) in logit_chunks(
         hidden, weight, (), max(plain.CHUNK_ELEMENTS // weight.shape[0], 1), (softcap, None)
     ):
-        for rows, block in blocks_of(logits, part.start, BLOCK_ELEMENTS):
+        for rows, block in split_into_blocks(logits, part.start, BLOCK_ELEMENTS):
             norms = torch.empty(2, len(block), dtype=dtype, device=block.device)
-            logprobs[rows], ids[rows] = normalised(block, temperature, *norms).topk(num, dim=1)
+            logprobs[rows], ids[rows] = log_softmax(block, temperature, *norms).topk(num, dim=1)
     return ids, logprobs

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from roll.errors import ModelError
 from roll.training.network.distributions import Predictions
-from roll.training.network.hidden_states import decoded, final_hidden_states
-from roll.training.network.stages import Cut
+from roll.training.network.hidden_states import final_hidden_states, run_decoder
+from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.packing.layout import PackedLayout
-from roll.training.parallel.collectives import one_of
-from roll.training.parallel.tensor import own
+from roll.training.parallel.collectives import split_gradient
+from roll.training.parallel.tensor import local_part
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import Output
 
@@ -33,8 +33,8 @@ def new_value_head(projection: Tensor) -> nn.Linear:
 def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
     """Return the values [M] of hidden states [M, H], float32 or better."""
     dtype = torch.promote_types(head.weight.dtype, torch.float32)
-    bias = None if head.bias is None else own(head.bias).to(dtype)
-    return F.linear(hidden.to(dtype), own(head.weight).to(dtype), bias).squeeze(-1)
+    bias = None if head.bias is None else local_part(head.bias).to(dtype)
+    return F.linear(hidden.to(dtype), local_part(head.weight).to(dtype), bias).squeeze(-1)
 
 
 class ValueNetwork(nn.Module):
@@ -59,7 +59,7 @@ class ValueNetwork(nn.Module):
         super().__init__()
         self.share: TokenShare = WHOLE
         """This rank's share of every row's tokens."""
-        self.cut: Cut | None = None
+        self.pipeline_split: PipelineSplit | None = None
         """The cut of the model, where this rank has one stage of it."""
         self._backbone: str = model.base_model_prefix
         head = getattr(model, "score", None)
@@ -82,18 +82,22 @@ class ValueNetwork(nn.Module):
         """Compute the values [M] of the states before the predicted tokens. The other arguments of a policy's
         `forward` are ignored.
         """
-        if self.cut is not None and not self.cut.stage.part.is_last:
-            stage, dtype = self.cut.stage, self.cut.dtype
-            return Predictions(hidden=decoded(self.decoder, layout, stage.device, dtype, share=self.share))
+        if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
+            stage, dtype = self.pipeline_split.stage, self.pipeline_split.dtype
+            return Predictions(hidden=run_decoder(self.decoder, layout, stage.device, dtype, share=self.share))
         weight, share = self.score.weight, self.share
         hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
         values = values_of(self.score, hidden)
-        return Predictions(values=share.whole(values if share.tp is None else one_of(values, share.tp.size()), layout))
+        return Predictions(
+            values=share.gather_predictions(
+                values if share.tp is None else split_gradient(values, share.tp.size()), layout
+            )
+        )
 
     projection = None
     """A critic has no projection to the vocabulary."""
 
-    frozen: tuple[Any, ...] = ()
+    frozen_models: tuple[Any, ...] = ()
     """A critic has no frozen models."""
 
     @property
@@ -102,7 +106,7 @@ class ValueNetwork(nn.Module):
         return getattr(self, self._backbone)
 
     @property
-    def num_words(self) -> int:
+    def vocab_size(self) -> int:
         """The size of the vocabulary."""
         return self.decoder.config.get_text_config().vocab_size
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from roll.models import as_in_checkpoint, changes_names
-from roll.training.memory.nf4 import quantized
+from roll.models import changes_names, to_checkpoint_tensors
+from roll.training.memory.nf4 import find_quantized
 from roll.training.network.lora import Adapter, checkpoint_name, find_adapters
-from roll.training.parallel.collectives import gathered_by_first, is_by_messages
+from roll.training.parallel.collectives import gather_on_first, uses_point_to_point
 
-__all__ = ["TrainerWeights", "adapters_of", "persistent_buffers", "whole"]
+__all__ = ["TrainerWeights", "adapters_of", "gather_weight", "persistent_buffers"]
 
 # It warns that gathering a tensor that is sharded twice takes two collectives.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -45,7 +45,7 @@ class TrainerWeights:
         dtype: torch.dtype,
         is_first: bool,
         model: Any = None,
-        brought: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+        fetch: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     ) -> None:
         parts = {part for adapter in adapters.values() for part in (adapter.a, adapter.b)}
         self._parameters = {checkpoint_name(name): name for name in names if name not in parts}
@@ -53,7 +53,7 @@ class TrainerWeights:
         self._adapters = adapters
         self._dtype = dtype
         self._is_first = is_first
-        self._brought = brought
+        self._fetch = fetch
         self._model = model if model is not None and changes_names(model) else None
         self._names = {name: self._names_of(name, parameter) for name, parameter in self._parameters.items()}
 
@@ -77,10 +77,10 @@ class TrainerWeights:
             read: A back-end's function that returns the current value of a parameter or buffer. Collective where they
                 are sharded.
         """
-        tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.cut
-        in_4_bits = quantized(network.root)
+        tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.pipeline_split
+        in_4_bits = find_quantized(network.root)
         if cut is not None:
-            tensors, more = cut.all_tensors(tensors), {"brought": cut.brought}
+            tensors, more = cut.all_tensors(tensors), {"fetch": cut.send_to_first}
         else:
             more = {}
         return cls(
@@ -104,46 +104,48 @@ class TrainerWeights:
                 for own in self._names[name]:
                     yield own, weight  # type: ignore[misc]
             else:
-                found = as_in_checkpoint(self._model, name, weight)
+                found = to_checkpoint_tensors(self._model, name, weight)
                 for own in self._names[name]:
                     yield own, found[own].contiguous()
 
     def _names_of(self, name: str, parameter: str) -> list[str]:
         if self._model is None:
             return [name]
-        return list(as_in_checkpoint(self._model, name, torch.empty(self._read(parameter).shape, device="meta")))
+        return list(to_checkpoint_tensors(self._model, name, torch.empty(self._read(parameter).shape, device="meta")))
 
     @torch.no_grad()
     def _tensor(self, name: str, parameter: str) -> Tensor | None:
         weight, adapter = self._read(parameter), self._adapters.get(name)
         dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
         if adapter is None:
-            weight = _on_first(weight.to(dtype))  # cast before gathering: less to send and to hold
+            weight = _gather_on_first(weight.to(dtype))  # cast before gathering: less to send and to hold
         else:
-            weight = adapter.merged(whole(weight), whole(self._read(adapter.a)), whole(self._read(adapter.b)))
-        weight = self._brought(parameter, weight.to(dtype))
+            weight = adapter.merge(
+                gather_weight(weight), gather_weight(self._read(adapter.a)), gather_weight(self._read(adapter.b))
+            )
+        weight = self._fetch(parameter, weight.to(dtype))
         return weight if self._is_first else None
 
 
 def adapters_of(network: Any) -> Mapping[str, Adapter]:
     """Return all adapters of a network's model, by checkpoint name of the weight, including those on other ranks."""
-    return find_adapters(network.root) if network.cut is None else network.cut.adapters
+    return find_adapters(network.root) if network.pipeline_split is None else network.pipeline_split.adapters
 
 
-def whole(weight: Tensor) -> Tensor:
+def gather_weight(weight: Tensor) -> Tensor:
     """Gather a parameter from its shards, without its gradient. Collective where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
-def _on_first(weight: Tensor) -> Tensor:
+def _gather_on_first(weight: Tensor) -> Tensor:
     """Gather a parameter on rank 0, which sends the weights; with gloo the other ranks hold only their part."""
     if isinstance(weight, DTensor):
         *outer, inner = weight.placements
         group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
         rows_alone = type(inner) is Shard and inner.dim == 0 and all(placement.is_replicate() for placement in outer)
-        if rows_alone and is_by_messages(group, weight.device.type):
-            return gathered_by_first(weight.to_local(), weight.shape[0], group)
-    return whole(weight)
+        if rows_alone and uses_point_to_point(group, weight.device.type):
+            return gather_on_first(weight.to_local(), weight.shape[0], group)
+    return gather_weight(weight)
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from roll.types import TrainingSample, sequence_key
 
-__all__ = ["MIN_SHARED", "Block", "Member", "alone", "halves", "shared_blocks", "within_budget"]
+__all__ = ["MIN_SHARED", "Block", "Member", "shared_blocks", "single_sample_block", "split_in_half", "split_to_budget"]
 
 MIN_SHARED = 32
 """Smallest number of tokens worth sharing. A common prefix is computed once if it is a context (`prefix_length`), or
@@ -66,18 +66,18 @@ class Block:
         return Block(members=self.members[start:stop], shared=(0, *self.shared[start + 1 : stop]))
 
 
-def alone(member: Member) -> Block:
+def single_sample_block(member: Member) -> Block:
     """Return a block of one sample: a plain sequence."""
     return Block(members=(member,), shared=(0,))
 
 
-def halves(block: Block) -> list[Block]:
+def split_in_half(block: Block) -> list[Block]:
     """Split a block of several members into two."""
     middle = len(block.members) // 2
     return [block.part(0, middle), block.part(middle, len(block.members))]
 
 
-def within_budget(block: Block, max_tokens: int) -> list[Block]:
+def split_to_budget(block: Block, max_tokens: int) -> list[Block]:
     """Cut a block over budget at its subtrees into parts that fit, if possible; each part repeats its path."""
     sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
 
@@ -102,9 +102,9 @@ def within_budget(block: Block, max_tokens: int) -> list[Block]:
 def shared_blocks(members: Sequence[Member]) -> list[Block]:
     """Group the samples of one unit into blocks; samples of different blocks have no common prefix."""
     if len(members) == 1:
-        return [alone(members[0])]
+        return [single_sample_block(members[0])]
     prefixes = _Prefixes(members)
-    return [prefixes.block(tree) for tree in prefixes.below(0, len(members), 0)]
+    return [prefixes.block(tree) for tree in prefixes.children(0, len(members), 0)]
 
 
 class _Prefixes:
@@ -133,18 +133,18 @@ class _Prefixes:
                 members.append(self._members[start])
                 shared.append(before)
                 continue
-            first, *others = self.below(start, stop, depth)
+            first, *others = self.children(start, stop, depth)
             pending += [(other, depth) for other in reversed(others)]
             pending.append((first, before))
         return Block(members=tuple(members), shared=tuple(shared))
 
-    def below(self, start: int, stop: int, depth: int) -> list[tuple[int, int, int]]:
+    def children(self, start: int, stop: int, depth: int) -> list[tuple[int, int, int]]:
         """Divide an interval of members that share `depth` tokens into its child subtrees."""
         found: list[tuple[int, int, int]] = []
         pending = [(start, stop)]
         while pending:
             start, stop = pending.pop()
-            deeper = self._worth_sharing(start, stop, depth) if stop - start > 1 else depth
+            deeper = self._shared_length(start, stop, depth) if stop - start > 1 else depth
             if stop - start == 1 or deeper > depth:
                 found.append((start, stop, deeper))
                 continue
@@ -153,7 +153,7 @@ class _Prefixes:
             pending += pairwise((start, *cuts.tolist(), stop))
         return sorted(found, key=lambda tree: min(m.key for m in self._members[tree[0] : tree[1]]))
 
-    def _worth_sharing(self, start: int, stop: int, depth: int) -> int:
+    def _shared_length(self, start: int, stop: int, depth: int) -> int:
         """Return the number of tokens that the members of an interval share; `depth` where more is not worth a
         segment.
         """

@@ -30,8 +30,8 @@ __all__ = [
     "Tree",
     "build_layout",
     "idle_layout",
-    "padded",
-    "placed",
+    "iter_entries",
+    "pad_layout",
 ]
 
 Int64Array = NDArray[np.int64]
@@ -76,7 +76,7 @@ class Tree:
             paths.append(np.concatenate([contexts[-1], np.arange(s.start, s.start + s.length)]))
         return contexts
 
-    def lineage(self) -> NDArray[np.bool_]:
+    def ancestor_mask(self) -> NDArray[np.bool_]:
         """Return the mask [S, S]: whether a segment is, or descends from, another one, and thus sees it."""
         lineage = np.eye(len(self.segments), dtype=np.bool_)
         for i, s in enumerate(self.segments):
@@ -123,7 +123,7 @@ class PackedLayout:
     """The positions for the rotary embedding [N] or [3, N]; `None`: `position_ids`, which count tokens."""
     experts: Int64Array | None = None
     """The experts that routers must choose [N, layers, k]; -1: their own choice. Samples that share a token agree on
-    them; see `agreed_experts`."""
+    them; see `merge_replayed_experts`."""
 
     @property
     def num_tokens(self) -> int:
@@ -173,7 +173,7 @@ def build_layout(
     start = num_predictions = 0
     for block in blocks:
         predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # the prediction of each token, by entry
-        for member, shared, entries in placed(block, start):
+        for member, shared, entries in iter_entries(block, start):
             sample = member.sample
             paths.append(entries)
             token_index = predicted_tokens(member, every_token)
@@ -210,7 +210,7 @@ def build_layout(
     )
 
 
-def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
+def pad_layout(layout: PackedLayout, multiple: int) -> PackedLayout:
     """Pad a layout to a number of tokens that ranks can divide, with an extra block without predictions."""
     missing = -layout.num_tokens % multiple
     if not missing:
@@ -257,7 +257,7 @@ def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1
 
 
-def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
+def iter_entries(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
     """Yield the entries of each sample of a block that begins at entry `start`.
 
     Yields:
@@ -272,7 +272,7 @@ def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]
         yield member, shared, entries
 
 
-def agreed_experts(members: Sequence[Member]) -> list[Member]:
+def merge_replayed_experts(members: Sequence[Member]) -> list[Member]:
     """Make the samples of a unit agree on the experts that are replayed for shared tokens.
 
     Rollouts of a prompt may come with different experts for its tokens, where engines computed it more than once. The
@@ -284,7 +284,7 @@ def agreed_experts(members: Sequence[Member]) -> list[Member]:
         return list(members)
     agreed: dict[int, Member] = {}
     for block in shared_blocks(members):
-        own = {member.index: (member, entries) for member, _, entries in placed(block, 0)}
+        own = {member.index: (member, entries) for member, _, entries in iter_entries(block, 0)}
         chosen = np.full((block.num_tokens, *known.shape[1:]), -1, known.dtype)
         for member, entries in sorted(own.values(), key=lambda pair: pair[0].key):
             experts = member.sample.experts

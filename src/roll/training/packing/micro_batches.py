@@ -1,4 +1,4 @@
-"""Assignment of samples to micro-batches, independent of their order of arrival. NumPy only.
+"""Dynamic batching: assignment of samples to micro-batches, independent of their order of arrival. NumPy only.
 
     samples -> blocks -> parcels -> micro-batches -> one list per rank
 
@@ -19,8 +19,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from roll.training.packing.blocks import Block, Member, alone, halves, shared_blocks, within_budget
-from roll.training.packing.layout import agreed_experts
+from roll.training.packing.blocks import (
+    Block,
+    Member,
+    shared_blocks,
+    single_sample_block,
+    split_in_half,
+    split_to_budget,
+)
+from roll.training.packing.layout import merge_replayed_experts
 from roll.types import TrainingSample
 
 __all__ = ["pack", "pack_by_teacher"]
@@ -57,17 +64,17 @@ def pack(
         The micro-batches of each rank. An empty tuple is a micro-batch without work: all ranks must take part equally
         often.
     """
-    units = [agreed_experts(members) for members in _units(samples, every_token)]
+    units = [merge_replayed_experts(members) for members in _units(samples, every_token)]
     parcels: list[Parcel]
     if whole_units:
         parcels = [tuple(_blocks(members, share_prefix)) for members in units]
     elif whole_sequences and any(s.sequence for s in samples):
-        together = _sequences_together(units, max_tokens, share_prefix, num_ranks)
+        together = _group_sequences(units, max_tokens, share_prefix, num_ranks)
         parcels = [tuple(_blocks(members, share_prefix)) for members in together]
     else:
         blocks = (block for members in units for block in _blocks(members, share_prefix))
-        fitting = [part for block in blocks for part in within_budget(block, max_tokens)]
-        parcels = [(block,) for block in _at_least(num_ranks, fitting)]
+        fitting = [part for block in blocks for part in split_to_budget(block, max_tokens)]
+        parcels = [(block,) for block in _split_to_count(num_ranks, fitting)]
     parcels.sort(key=lambda parcel: (-_num_tokens(parcel), parcel[0].key))
     longest = _num_tokens(parcels[0]) if parcels else 0
     if longest > max_tokens:
@@ -75,7 +82,7 @@ def pack(
     count = max(min(-(-sum(map(_num_tokens, parcels)) // max_tokens), len(parcels)), 1)
     count = -(-count // num_ranks) * num_ranks
     while True:
-        bins, fullest = _spread(parcels, count)
+        bins, fullest = _balance_bins(parcels, count)
         if fullest <= max(max_tokens, longest) or count >= max(len(parcels), num_ranks):
             break
         count += num_ranks
@@ -92,11 +99,11 @@ def pack_by_teacher(samples: Sequence[TrainingSample], **settings: Any) -> list[
         indices = [i for i, s in enumerate(samples) if s.teacher == teacher]
         packed = pack([samples[i] for i in indices], **settings)
         for rank, micro_batches in zip(ranks, packed, strict=True):
-            rank += [(teacher, tuple(_renumbered(b, indices) for b in blocks)) for blocks in micro_batches]
+            rank += [(teacher, tuple(_renumber(b, indices) for b in blocks)) for blocks in micro_batches]
     return ranks
 
 
-def _renumbered(block: Block, indices: Sequence[int]) -> Block:
+def _renumber(block: Block, indices: Sequence[int]) -> Block:
     return replace(block, members=tuple(replace(m, index=indices[m.index]) for m in block.members))
 
 
@@ -115,11 +122,11 @@ def _units(samples: Sequence[TrainingSample], every_token: bool) -> list[list[Me
 
 def _blocks(members: Sequence[Member], share_prefix: bool) -> list[Block]:
     """Return the blocks of one unit."""
-    blocks = shared_blocks(members) if share_prefix else [alone(member) for member in members]
+    blocks = shared_blocks(members) if share_prefix else [single_sample_block(member) for member in members]
     return sorted(blocks, key=lambda block: block.key)
 
 
-def _sequences_together(
+def _group_sequences(
     units: Sequence[Sequence[Member]], max_tokens: int, share_prefix: bool, count: int
 ) -> list[list[Member]]:
     """Group whole sequences of a unit, as many as fit together, into at least `count` parts if possible."""
@@ -143,12 +150,12 @@ def _sequences_together(
     return [list(chain(*part)) for part in parts]
 
 
-def _at_least(count: int, blocks: list[Block]) -> list[Block]:
+def _split_to_count(count: int, blocks: list[Block]) -> list[Block]:
     """Halve the largest block until there is one for every rank, if possible."""
     while 0 < len(blocks) < count and any(len(b.members) > 1 for b in blocks):
         largest = max((b for b in blocks if len(b.members) > 1), key=lambda b: (b.num_tokens, b.key))
         blocks.remove(largest)
-        blocks += halves(largest)
+        blocks += split_in_half(largest)
     return blocks
 
 
@@ -159,7 +166,7 @@ def _num_inputs(sample: TrainingSample, every_token: bool) -> int:
     return int(in_loss[-1]) + 1 if len(in_loss) else 0
 
 
-def _spread(parcels: list[Parcel], count: int) -> tuple[list[list[Block]], int]:
+def _balance_bins(parcels: list[Parcel], count: int) -> tuple[list[list[Block]], int]:
     """Put each parcel, largest first, into the emptiest of `count` bins; also return the tokens of the fullest bin."""
     bins: list[list[Block]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]

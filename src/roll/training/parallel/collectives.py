@@ -16,18 +16,18 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 __all__ = [
-    "added_up",
-    "exchange",
-    "exchange_rows",
-    "exchanged",
-    "gather",
-    "gather_into",
-    "gathered_by_first",
-    "is_by_messages",
-    "one_of",
-    "placed",
-    "scatter_sum",
-    "scatter_sum_into",
+    "all_gather",
+    "all_gather_into",
+    "all_gather_rows",
+    "all_reduce_",
+    "all_to_all",
+    "all_to_all_no_grad",
+    "all_to_all_rows",
+    "gather_on_first",
+    "reduce_scatter",
+    "reduce_scatter_into",
+    "split_gradient",
+    "uses_point_to_point",
 ]
 
 # The names since torch 2.13, and the earlier ones.
@@ -46,7 +46,7 @@ class _Gather(torch.autograd.Function):
         return _reduce_scatter(grads[0], ctx.group), None
 
 
-class _ScatterSum(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
@@ -57,18 +57,18 @@ class _ScatterSum(torch.autograd.Function):
         return _all_gather(grads[0], ctx.group), None
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return exchanged(parts, group)
+        return all_to_all_no_grad(parts, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return exchanged(grads[0], ctx.group), None
+        return all_to_all_no_grad(grads[0], ctx.group), None
 
 
-class _ExchangeRows(torch.autograd.Function):
+class _AllToAllRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
@@ -79,7 +79,7 @@ class _ExchangeRows(torch.autograd.Function):
         return _all_to_all_rows(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-class _Placed(torch.autograd.Function):
+class _AllGatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
         ctx.save_for_backward(index)
@@ -94,7 +94,7 @@ class _Placed(torch.autograd.Function):
         return grads[0].index_select(0, index), None, None, None
 
 
-class _OneOf(torch.autograd.Function):
+class _SplitGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, count: int) -> Tensor:
         ctx.count = count
@@ -105,54 +105,54 @@ class _OneOf(torch.autograd.Function):
         return grads[0] / ctx.count, None
 
 
-def gather(part: Tensor, group: ProcessGroup) -> Tensor:
+def all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
     """Concatenate the parts [n, ...] of all ranks."""
-    return _applied(_Gather, part, group)
+    return _apply(_Gather, part, group)
 
 
-def scatter_sum(share: Tensor, group: ProcessGroup) -> Tensor:
+def reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
     """Sum [n * size, ...] over all ranks and return this rank's part [n, ...]."""
-    return _applied(_ScatterSum, share, group)
+    return _apply(_ReduceScatter, share, group)
 
 
-def exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
+def all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
     """Send part i of [size, ...] to rank i; part i of the result comes from rank i."""
-    return _applied(_Exchange, parts, group)
+    return _apply(_AllToAll, parts, group)
 
 
-def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+def all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
     """Send the first `sent[0]` rows to rank 0, and so on; receive `received[0]` rows from rank 0, and so on."""
-    return _applied(_ExchangeRows, rows, sent, received, group)
+    return _apply(_AllToAllRows, rows, sent, received, group)
 
 
-def exchanged(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """Run `exchange` without a gradient."""
+def all_to_all_no_grad(parts: Tensor, group: ProcessGroup) -> Tensor:
+    """Run `all_to_all` without a gradient."""
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
     dist.all_to_all_single(result, parts.contiguous(), group=group)
     return result
 
 
-def placed(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
+def all_gather_rows(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
     """Put the rows [n, ...] of all ranks at their places in [size, ...]; each place belongs to one rank.
 
     All computation from the result is identical on every rank, and so is its gradient: a rank takes the gradient of its
     own rows.
     """
-    return _applied(_Placed, own, index, size, group)
+    return _apply(_AllGatherRows, own, index, size, group)
 
 
-def one_of(value: Tensor, count: int) -> Tensor:
+def split_gradient(value: Tensor, count: int) -> Tensor:
     """Mark a value that `count` ranks compute identically, so that each rank gets its part of the gradient."""
-    return _applied(_OneOf, value, count)
+    return _apply(_SplitGradient, value, count)
 
 
-def added_up(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
+def all_reduce_(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
     """Reduce values over all ranks to their sum (or maximum), in place, without a gradient."""
     dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return value
 
 
-def is_by_messages(group: ProcessGroup, device_type: str) -> bool:
+def uses_point_to_point(group: ProcessGroup, device_type: str) -> bool:
     """Return whether collectives on tensors of this device use point-to-point messages instead of gloo's own
     collectives.
     """
@@ -160,9 +160,9 @@ def is_by_messages(group: ProcessGroup, device_type: str) -> bool:
 
 
 @torch.no_grad()
-def gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
+def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
     """Fill `whole` with the parts of all ranks, one after the other; `part` may be a view of its place in `whole`."""
-    if not is_by_messages(group, whole.device.type):
+    if not uses_point_to_point(group, whole.device.type):
         _GATHER(whole, part, group=group)
         return
     rank, size = group.rank(), group.size()
@@ -176,11 +176,11 @@ def gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
 
 
 @torch.no_grad()
-def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
+def reduce_scatter_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
     """Fill `own` with this rank's part of the sum of `share` over all ranks; `overwrite` allows `share` to be
     overwritten.
     """
-    if not is_by_messages(group, share.device.type):
+    if not uses_point_to_point(group, share.device.type):
         _SCATTER(own, share, group=group)
         return
     rank, size = group.rank(), group.size()
@@ -199,7 +199,7 @@ def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwri
 
 
 @torch.no_grad()
-def gathered_by_first(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
+def gather_on_first(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
     """Gather parts, split as by `torch.chunk`, into [length, ...] on the group's first rank; others get an empty
     tensor.
     """
@@ -224,7 +224,7 @@ def _finish(works: Iterable[dist.Work | None]) -> None:
             work.wait()
 
 
-def _applied(function: Any, *arguments: Any) -> Tensor:
+def _apply(function: Any, *arguments: Any) -> Tensor:
     result = function.apply(*arguments)
     assert isinstance(result, Tensor)
     return result
@@ -232,13 +232,13 @@ def _applied(function: Any, *arguments: Any) -> Tensor:
 
 def _all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
-    gather_into(whole, part.contiguous(), group)
+    all_gather_into(whole, part.contiguous(), group)
     return whole
 
 
 def _reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
     part = share.new_empty(share.shape[0] // group.size(), *share.shape[1:])
-    scatter_sum_into(part, share.contiguous(), group)
+    reduce_scatter_into(part, share.contiguous(), group)
     return part
 
 

@@ -22,8 +22,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from roll.errors import ModelError
 from roll.training.experts import expert_outputs, find_experts
-from roll.training.parallel.collectives import exchange_rows, exchanged
-from roll.training.parallel.tensor import own
+from roll.training.parallel.collectives import all_to_all_no_grad, all_to_all_rows
+from roll.training.parallel.tensor import local_part
 
 __all__ = ["divide_experts"]
 
@@ -48,11 +48,11 @@ def divide_experts(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
             part = parameter.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
             divided = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
             experts._parameters[name] = nn.Parameter(divided, requires_grad=parameter.requires_grad)
-        experts.forward = _dispatched(experts, group)
+        experts.forward = _dispatch_forward(experts, group)
     return found
 
 
-def _dispatched(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _dispatch_forward(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     size, count = group.size(), experts.num_experts // group.size()
     ranks = torch.arange(size)
 
@@ -61,22 +61,22 @@ def _dispatched(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, 
         goes = (owners == ranks.to(chosen.device)[:, None, None]).any(-1)  # [ranks, n]
         to, token = goes.nonzero(as_tuple=True)
         sent = goes.sum(1)
-        splits = sent.tolist(), exchanged(sent, group).tolist()
+        splits = sent.tolist(), all_to_all_no_grad(sent, group).tolist()
         theirs = torch.where(owners[token] == to[:, None], chosen[token] % count, -1)
-        rows = exchange_rows(states[token], *splits, group)
-        row_weights = exchange_rows(weights[token], *splits, group)
-        mine = exchange_rows(theirs, *splits, group)
+        rows = all_to_all_rows(states[token], *splits, group)
+        row_weights = all_to_all_rows(weights[token], *splits, group)
+        mine = all_to_all_rows(theirs, *splits, group)
         row, slot = (mine >= 0).nonzero(as_tuple=True)
-        parameters = {name: own(getattr(experts, name)) for name in experts._parameters}
+        parameters = {name: local_part(getattr(experts, name)) for name in experts._parameters}
         found = expert_outputs(experts, parameters, rows, row, mine[row, slot], row_weights[row, slot])
-        sums = _added(len(rows), [found], [row]).to(states.dtype)
-        back = exchange_rows(sums, splits[1], splits[0], group)
-        return _added(len(states), back.split(splits[0]), token.split(splits[0])).to(states.dtype)
+        sums = _scatter_add(len(rows), [found], [row]).to(states.dtype)
+        back = all_to_all_rows(sums, splits[1], splits[0], group)
+        return _scatter_add(len(states), back.split(splits[0]), token.split(splits[0])).to(states.dtype)
 
     return forward
 
 
-def _added(length: int, parts: Any, rows: Any) -> Tensor:
+def _scatter_add(length: int, parts: Any, rows: Any) -> Tensor:
     """Add rows [m, H] at their indices into a tensor [length, H], in float32 or better."""
     dtype = torch.promote_types(parts[0].dtype, torch.float32)
     total = parts[0].new_zeros(length, parts[0].shape[-1], dtype=dtype)

@@ -25,26 +25,26 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll.errors import InfraError
-from roll.training.parallel.order import Work, order
+from roll.training.parallel.pipeline_schedule import Action, schedule
 
-__all__ = ["UNRECEIVED", "Part", "PassThrough", "Stage"]
+__all__ = ["MAX_UNRECEIVED", "ModelChunk", "PassThrough", "Stage"]
 
-UNRECEIVED = 2
+MAX_UNRECEIVED = 2
 """Number of earlier works whose messages may be unreceived. More would use memory without speed; with fewer, two
 stages could wait for each other."""
 
 
-class _Sent(NamedTuple):
+class _InFlightMessage(NamedTuple):
     """A message in transfer."""
 
     arrival: Any
     tensor: Tensor
-    work: int
+    action: int
     """The number of the work that sent it, counted from the trainer's first one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelChunk:
     """Consecutive layers of a model, computed by one call of its decoder."""
 
     number: int
@@ -88,9 +88,11 @@ class Stage:
         self.number, self.count, self.num_chunks = up.rank(), up.size(), num_chunks
         self.device = device
         self.with_first = with_first
-        self.parts = tuple(Part(c * self.count + self.number, self.count * num_chunks) for c in range(num_chunks))
+        self.chunks = tuple(
+            ModelChunk(c * self.count + self.number, self.count * num_chunks) for c in range(num_chunks)
+        )
         """The parts of this rank, in the model's order."""
-        self.chunk = 0
+        self.active_index = 0
         """The index of the active part."""
         self._up, self._down = up, down
         turn = around or (up, down)
@@ -98,31 +100,31 @@ class Stage:
         """The rank of the previous part, the group of its hidden states, and the group of gradients sent to it."""
         self._after = (self.number + 1) % self.count, *((up, down) if self.number + 1 < self.count else turn)
         """The rank of the next part, the group of hidden states sent to it, and the group of its gradients."""
-        self._sent: dict[ProcessGroup, deque[_Sent]] = {group: deque() for group in (up, down, *turn)}
-        self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.parts]
-        self._goes_back = False
-        self._num_works = 0
-        self._under_way = False
+        self._sent: dict[ProcessGroup, deque[_InFlightMessage]] = {group: deque() for group in (up, down, *turn)}
+        self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.chunks]
+        self._has_backward = False
+        self._num_actions = 0
+        self._has_open_messages = False
         """Whether messages of a batch may be in transfer: some were sent or received, and the batch has not ended."""
         if around is not None:
             self._connect(around)
 
     @property
-    def part(self) -> Part:
+    def active_chunk(self) -> ModelChunk:
         """The active part."""
-        return self.parts[self.chunk]
+        return self.chunks[self.active_index]
 
     @property
     def is_first(self) -> bool:
         """Whether this rank has the first part."""
-        return self.parts[0].is_first
+        return self.chunks[0].is_first
 
     @property
     def is_last(self) -> bool:
         """Whether this rank has the last part."""
-        return self.parts[-1].is_last
+        return self.chunks[-1].is_last
 
-    def works(self, num: int, *, backward: bool) -> Iterator[Work]:
+    def iter_actions(self, num: int, *, backward: bool) -> Iterator[Action]:
         """Yield this rank's work on `num` micro-batches, each while its part is the active one.
 
         After the last one, all sent messages have arrived.
@@ -130,40 +132,40 @@ class Stage:
         Raises:
             InfraError: an earlier batch failed midway; its messages could be mistaken for this batch's.
         """
-        if self._under_way:
+        if self._has_open_messages:
             raise InfraError(
-                "an earlier batch failed while its messages passed between the stages of training.parallel.pp, which "
-                "would be taken for the next one's: resume the run."
+                "an earlier batch failed while its messages were in transfer between pipeline stages "
+                "(training.parallel.pp), and this batch would receive them: resume the run."
             )
         for in_flight in self._in_flight:
             in_flight.clear()  # a failed batch may have left some
-        self._goes_back = backward
-        for work in order(num, self.number, self.count, self.num_chunks, backward=backward):
-            self.chunk = work.chunk
-            self._num_works += 1
+        self._has_backward = backward
+        for work in schedule(num, self.number, self.count, self.num_chunks, backward=backward):
+            self.active_index = work.chunk
+            self._num_actions += 1
             yield work
         self._finish()
 
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def recv_states(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Receive the hidden states of the previous part, as a leaf that collects a gradient where gradients are
         enabled.
         """
         states = torch.empty(*shape, dtype=dtype, device=self.device)
         rank, up, _ = self._before
-        self._under_way = True
+        self._has_open_messages = True
         dist.recv(states, group=up, group_src=rank)
         return states.requires_grad_(torch.is_grad_enabled())
 
-    def pass_on(self, states: Tensor) -> None:
+    def send_states(self, states: Tensor) -> None:
         """Send hidden states to the next part."""
         rank, up, _ = self._after
-        self._send(states.detach(), up, rank, waits=not self._goes_back or self.num_chunks == 1)
+        self._send(states.detach(), up, rank, waits=not self._has_backward or self.num_chunks == 1)
 
-    def remember(self, received: Tensor | None, passed: Tensor | None) -> None:
+    def save_for_backward(self, received: Tensor | None, passed: Tensor | None) -> None:
         """Store the input and the output of a micro-batch whose backward pass through this part is still to come."""
-        self._in_flight[self.chunk].append((received, passed, self._num_works))
+        self._in_flight[self.active_index].append((received, passed, self._num_actions))
 
-    def go_back(self, loss: Tensor | None, backward: Callable[[Tensor], None]) -> None:
+    def backward(self, loss: Tensor | None, run_backward: Callable[[Tensor], None]) -> None:
         """Run the backward pass of the oldest micro-batch in flight in this part, and send its gradient to the
         previous part.
 
@@ -172,17 +174,17 @@ class Stage:
             backward: A function that runs the backward pass. Other parts call it with a scalar whose gradient is the
                 received one.
         """
-        received, passed, work = self._in_flight[self.chunk].popleft()
+        received, passed, work = self._in_flight[self.active_index].popleft()
         if passed is not None:
             gradient = torch.empty_like(passed, memory_format=torch.contiguous_format)
             rank, up, down = self._after
-            self._under_way = True
+            self._has_open_messages = True
             dist.recv(gradient, group=down, group_src=rank)
-            self._forget_sent(up, work)  # the next rank has received it, or it could not have sent a gradient
+            self._wait_for_sent(up, work)  # the next rank has received it, or it could not have sent a gradient
             loss = (passed * gradient).sum()
         assert loss is not None
         if loss.requires_grad:  # adapters need not be in every part
-            backward(loss)
+            run_backward(loss)
         if received is not None:
             gradient = received.grad if received.grad is not None else torch.zeros_like(received)
             rank, _, down = self._before
@@ -199,7 +201,7 @@ class Stage:
         dist.all_reduce(value, group=self._up)
         return value
 
-    def exchanged(self, own: Tensor) -> Tensor:
+    def exchange_with_other_end(self, own: Tensor) -> Tensor:
         """Exchange tensors of the same shape between the first and the last stage; return the other one's."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
         peer, there, back = (self.count - 1, self._up, self._down) if self.is_first else (0, self._down, self._up)
@@ -208,16 +210,16 @@ class Stage:
         self._finish()
         return other
 
-    def spread(self, tensor: Tensor, owner: int) -> Tensor:
+    def broadcast(self, tensor: Tensor, owner: int) -> Tensor:
         """Broadcast the tensor of the stage `owner` to every stage, in place."""
         dist.broadcast(tensor, group=self._up, group_src=owner)
         return tensor
 
-    def to_first(self, tensor: Tensor) -> None:
+    def send_to_first(self, tensor: Tensor) -> None:
         """Send a tensor to the first stage, which receives it with `of`."""
         dist.send(tensor.contiguous(), group=self._down, group_dst=0)
 
-    def of(self, stage: int, like: Tensor) -> Tensor:
+    def recv_from(self, stage: int, like: Tensor) -> Tensor:
         """Receive a tensor shaped like `like` that another stage sends to the first one."""
         tensor = torch.empty(like.shape, dtype=like.dtype, device=self.device)
         dist.recv(tensor, group=self._down, group_src=stage)
@@ -238,20 +240,20 @@ class Stage:
 
     def _finish(self) -> None:
         for group in self._sent:
-            self._forget_sent(group, self._num_works)
-        self._under_way = False
+            self._wait_for_sent(group, self._num_actions)
+        self._has_open_messages = False
 
     def _send(self, tensor: Tensor, group: ProcessGroup, to: int, *, waits: bool) -> None:
         sent, tensor = self._sent[group], tensor.contiguous()
-        self._under_way = True
-        while waits and len({each.work for each in sent} - {self._num_works}) >= UNRECEIVED:
-            self._forget_sent(group, sent[0].work)
-        sent.append(_Sent(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_works))
+        self._has_open_messages = True
+        while waits and len({each.action for each in sent} - {self._num_actions}) >= MAX_UNRECEIVED:
+            self._wait_for_sent(group, sent[0].action)
+        sent.append(_InFlightMessage(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_actions))
 
-    def _forget_sent(self, group: ProcessGroup, work: int) -> None:
+    def _wait_for_sent(self, group: ProcessGroup, work: int) -> None:
         """Wait until the messages of a work and of those before have arrived, and drop them."""
         sent = self._sent[group]
-        while sent and sent[0].work <= work:
+        while sent and sent[0].action <= work:
             sent.popleft().arrival.wait()
 
 

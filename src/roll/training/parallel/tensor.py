@@ -27,10 +27,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from roll.errors import ModelError
-from roll.training.parallel.collectives import gather, scatter_sum
+from roll.training.parallel.collectives import all_gather, reduce_scatter
 from roll.training.parallel.pipeline import PassThrough
 
-__all__ = ["divide", "own", "replicate"]
+__all__ = ["divide", "local_part", "replicate"]
 
 _OUTPUTS = ("colwise", "colwise_gather_output")
 _INPUTS = ("rowwise", "rowwise_split_input")
@@ -38,7 +38,7 @@ _POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
 """Parts of a layer that process each token on its own."""
 
 
-def own(parameter: Tensor) -> Tensor:
+def local_part(parameter: Tensor) -> Tensor:
     """Return this rank's part of a parameter as a plain tensor. The gradients of a replicated parameter are summed."""
     if not isinstance(parameter, DTensor):
         return parameter
@@ -73,12 +73,14 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
             if parameter is not None:
                 placement = Shard(0) if is_vocabulary else _placement(style, name, parameter)
                 if id(parameter) not in made:  # tied parameters stay tied
-                    made[id(parameter)] = _divided(parameter, placement, mesh)
+                    made[id(parameter)] = _divide_parameter(parameter, placement, mesh)
                 module._parameters[parameter_name] = made[id(parameter)]
         if module is embeddings and not isinstance(module, PassThrough):
-            module.forward = _words(module, group)
+            module.forward = _embedding_forward(module, group)
         elif module._parameters:
-            module.forward = _with_own_parts([module], module.forward, 1 / mesh.size() if style in _INPUTS else 1.0)
+            module.forward = _with_local_parameters(
+                [module], module.forward, 1 / mesh.size() if style in _INPUTS else 1.0
+            )
     _connect(decoder, styles, group)
 
 
@@ -86,7 +88,7 @@ def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
     """Replicate a module's weights on every rank of the mesh, as one parameter with one gradient."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            module._parameters[name] = _divided(parameter, Replicate(), mesh)
+            module._parameters[name] = _divide_parameter(parameter, Replicate(), mesh)
 
 
 def _styles(decoder: Any) -> dict[str, str]:
@@ -143,7 +145,7 @@ def _placement(style: str | None, name: str, parameter: Tensor) -> Placement:
     return Replicate()
 
 
-def _divided(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) -> nn.Parameter:
+def _divide_parameter(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) -> nn.Parameter:
     part = parameter.detach()
     if isinstance(placement, Shard):
         chunk = part.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()]
@@ -153,7 +155,7 @@ def _divided(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) ->
     )
 
 
-def _with_own_parts(
+def _with_local_parameters(
     modules: Sequence[nn.Module], plain: Callable[..., Any], bias_share: float = 1.0
 ) -> Callable[..., Any]:
     """Return a `forward` that finds plain tensors as the modules' parameters.
@@ -167,7 +169,7 @@ def _with_own_parts(
     def forward(*args: Any, **kwargs: Any) -> Any:
         before = [dict(module.__dict__) for module in modules]
         for module in modules:
-            parts = {name: own(p) for name, p in module._parameters.items() if p is not None}
+            parts = {name: local_part(p) for name, p in module._parameters.items() if p is not None}
             if bias_share != 1.0 and "bias" in parts:
                 parts["bias"] = parts["bias"] * bias_share
             module.__dict__.update(parts)  # attribute lookup finds these before the parameters
@@ -184,12 +186,12 @@ def _with_own_parts(
     return forward
 
 
-def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+def _embedding_forward(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     """Return a `forward` that computes embeddings [1, n / size, H] of this rank's tokens from ids [1, n].
 
     Each rank looks up its part of the vocabulary.
     """
-    looked_up = _with_own_parts([embeddings], embeddings.forward)
+    looked_up = _with_local_parameters([embeddings], embeddings.forward)
     count = embeddings.weight.shape[0] // group.size()
     first = group.rank() * count
     never_learns = embeddings.padding_idx
@@ -199,7 +201,7 @@ def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
         local = ids - first
         here = (local >= 0) & (local < count)
         found = looked_up(local.clamp(0, count - 1)) * here[..., None]
-        return scatter_sum(found[0], group)[None].clone()  # FSDP cannot track a view
+        return reduce_scatter(found[0], group)[None].clone()  # FSDP cannot track a view
 
     return forward
 
@@ -210,22 +212,22 @@ def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
     for name, style in styles.items():
         module = decoder.get_submodule(name)
         if style in _INPUTS:
-            module.forward = _summed(module.forward, group, splits=style == "rowwise_split_input")
+            module.forward = _with_reduce_scatter(module.forward, group, splits=style == "rowwise_split_input")
         else:
             parents.add(name.rpartition(".")[0])
             if style == "colwise_gather_output":
-                module.forward = _joined(module.forward, group)
+                module.forward = _with_output_gather(module.forward, group)
     for name in parents:
         module = decoder.get_submodule(name)
         module.forward = _with_all_tokens(module.forward, group)
-    for module in _whole_mixers(decoder, parents):
+    for module in _undivided_mixers(decoder, parents):
         if any(isinstance(p, DTensor) for p in module.parameters()):
             inner = [m for m in module.modules() if m._parameters]  # modules that may use parameters directly
-            whole = _with_own_parts(inner, _with_all_tokens(module.forward, group))
-            module.forward = _own_tokens(whole, group)
+            whole = _with_local_parameters(inner, _with_all_tokens(module.forward, group))
+            module.forward = _with_local_tokens(whole, group)
 
 
-def _whole_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
+def _undivided_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
     """Yield parts of layers that mix tokens and whose weights are not divided."""
     for i, layer in enumerate(decoder.layers):
         for name, module in layer.named_children():
@@ -234,18 +236,20 @@ def _whole_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
                 yield module
 
 
-def _summed(plain: Callable[..., Tensor], group: ProcessGroup, *, splits: bool) -> Callable[[Tensor], Tensor]:
+def _with_reduce_scatter(
+    plain: Callable[..., Tensor], group: ProcessGroup, *, splits: bool
+) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if splits:
             x = x.chunk(group.size(), -1)[group.rank()]
-        return _row(scatter_sum, plain(x), group)
+        return _apply_to_row(reduce_scatter, plain(x), group)
 
     return forward
 
 
-def _joined(plain: Callable[..., Tensor], group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+def _with_output_gather(plain: Callable[..., Tensor], group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        return gather(plain(x).movedim(-1, 0), group).movedim(0, -1)
+        return all_gather(plain(x).movedim(-1, 0), group).movedim(0, -1)
 
     return forward
 
@@ -253,20 +257,20 @@ def _joined(plain: Callable[..., Tensor], group: ProcessGroup) -> Callable[[Tens
 def _with_all_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if args:
-            args = (_row(gather, args[0], group), *args[1:])
+            args = (_apply_to_row(all_gather, args[0], group), *args[1:])
         else:
-            kwargs["hidden_states"] = _row(gather, kwargs["hidden_states"], group)
+            kwargs["hidden_states"] = _apply_to_row(all_gather, kwargs["hidden_states"], group)
         return plain(*args, **kwargs)
 
     return forward
 
 
-def _row(collective: Callable[[Tensor, ProcessGroup], Tensor], states: Tensor, group: ProcessGroup) -> Tensor:
+def _apply_to_row(collective: Callable[[Tensor, ProcessGroup], Tensor], states: Tensor, group: ProcessGroup) -> Tensor:
     """Apply a collective to a row's states, [1, n, H] or [n, H] (experts get a row without its first dimension)."""
     return collective(states, group) if states.ndim == 2 else collective(states[0], group)[None]
 
 
-def _own_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
+def _with_local_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
     """Return a `forward` that all ranks compute identically and that returns each rank's tokens, so that gradients sum
     up.
     """

@@ -130,7 +130,7 @@ def _check_context(config: GeneratingConfig, context_length: int) -> None:
 
 def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.data import build_data
-    from roll.models import check_rotation, find_model, load_tokenizer
+    from roll.models import check_rope_scaling, find_model, load_tokenizer
     from roll.pipelines.environments import first_observations
     from roll.rollout.episode import EpisodePlan, with_first_observation
 
@@ -148,7 +148,7 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
     wanted = report.longest_prompt + config.max_rollout_tokens
     report.max_context = config.inference.max_context or min(context, wanted)
-    check_rotation(directory, report.max_context, "inference.max_context")
+    check_rope_scaling(directory, report.max_context, "inference.max_context")
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
     begun = run_to_end(first_observations(config.data, config.sandbox, config.pipeline))

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["MainMemory"]
+__all__ = ["HostMemory"]
 
-_UNDER_WAY = 4
+_MAX_IN_FLIGHT = 4
 """Largest number of copies in flight before the host waits for the first of them."""
 
 
-class MainMemory:
+class HostMemory:
     """Moves tensors between one device and host memory.
 
     Args:
@@ -32,7 +32,7 @@ class MainMemory:
         self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._arriving: deque[tuple[torch.Event, Tensor, Callable[[Tensor], None]]] = deque()
 
-    def away(self, tensor: Tensor) -> Tensor:
+    def to_host(self, tensor: Tensor) -> Tensor:
         """Copy a tensor of the device to host memory; the copy is complete after `finish`, and may be passed to `back`
         earlier.
         """
@@ -44,29 +44,29 @@ class MainMemory:
         tensor.record_stream(self._stream)  # type: ignore[arg-type]
         return copy
 
-    def back(self, tensor: Tensor) -> Tensor:
+    def to_device(self, tensor: Tensor) -> Tensor:
         """Copy a tensor that `away` returned back to the device."""
         if self._stream is None:
             return tensor
         torch.accelerator.current_stream(self.device).wait_stream(self._stream)
         return tensor.to(self.device, non_blocking=True)
 
-    def hand_over(self, tensor: Tensor, take: Callable[[Tensor], None]) -> None:
+    def to_host_then(self, tensor: Tensor, callback: Callable[[Tensor], None]) -> None:
         """Copy a tensor of the device to host memory and call `take` with it, in call order, at the latest in
         `finish`.
         """
-        copy = self.away(tensor)
+        copy = self.to_host(tensor)
         if self._stream is None:
-            take(copy)
+            callback(copy)
             return
-        self._arriving.append((self._stream.record_event(), copy, take))
-        while len(self._arriving) > _UNDER_WAY:
-            self._take_first()
+        self._arriving.append((self._stream.record_event(), copy, callback))
+        while len(self._arriving) > _MAX_IN_FLIGHT:
+            self._finish_first()
 
     def finish(self) -> None:
         """Wait for all copies that were started, and call the remaining `take` functions."""
         while self._arriving:
-            self._take_first()
+            self._finish_first()
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -76,7 +76,7 @@ class MainMemory:
             source = torch.empty_like(source, dtype=target.dtype, pin_memory=True).copy_(source)
         target.copy_(source, non_blocking=True)
 
-    def _take_first(self) -> None:
+    def _finish_first(self) -> None:
         event, copy, take = self._arriving.popleft()
         event.synchronize()
         take(copy)

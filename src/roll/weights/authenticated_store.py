@@ -8,9 +8,9 @@ controller). PyTorch's TCPStore listens on every address and serves every client
     then, again and again: client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
 
 Invariants: no data of a connection is read as a request before its proof. A connection that does not prove itself in
-`_PROOF_S` is closed, and at most `_MOST_STRANGERS` such connections are open at once; a new one replaces the oldest, so
-unauthenticated clients cannot block others. After a temporary failure of the system (open files, threads), the store
-works again.
+`_AUTHENTICATION_TIMEOUT_S` is closed, and at most `_MAX_UNAUTHENTICATED` such connections are open at once. A new one
+replaces the oldest, so unauthenticated clients cannot block others. After a temporary failure of the system (open
+files, threads), the store works again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["SecretStore", "StoreServer"]
+__all__ = ["AuthenticatedStore", "StoreServer"]
 
 _NONCE_BYTES = 32
-_PROOF_S = 10.0
-_MOST_STRANGERS = 64
-_MOST_BYTES = 2**26
-_AGAIN_S = 0.1
+_AUTHENTICATION_TIMEOUT_S = 10.0
+_MAX_UNAUTHENTICATED = 64
+_MAX_REQUEST_BYTES = 2**26
+_RETRY_S = 0.1
 """Pause after a connection could not be accepted."""
 
 
@@ -48,11 +48,11 @@ class StoreServer:
         self.secret = secrets.token_hex(_NONCE_BYTES)
         self._values: dict[bytes, bytes] = {}
         self._changed = threading.Condition()
-        self._strangers: dict[socket.socket, None] = {}
+        self._unauthenticated: dict[socket.socket, None] = {}
         """Connections without a proof so far, oldest first."""
-        self._door = threading.Lock()
+        self._authentication_lock = threading.Lock()
         self._closed = threading.Event()
-        self._lines: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=128)
         self.port: int = self._listener.getsockname()[1]
@@ -70,7 +70,7 @@ class StoreServer:
     def close(self) -> None:
         """Stop listening; waiting clients see their connection end."""
         self._closed.set()
-        for line in (self._listener, *list(self._lines)):
+        for line in (self._listener, *list(self._connections)):
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -79,29 +79,29 @@ class StoreServer:
         while not self._closed.is_set():
             try:
                 line, _ = self._listener.accept()
-                self._let_in(line)
+                self._accept(line)
                 threading.Thread(target=self._serve, args=(line,), daemon=True, name="roll-meeting").start()
             except (OSError, RuntimeError):  # too many open files, or threads
-                self._closed.wait(_AGAIN_S)
+                self._closed.wait(_RETRY_S)
 
-    def _let_in(self, line: socket.socket) -> None:
-        with self._door:
-            if len(self._strangers) >= _MOST_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
+    def _accept(self, line: socket.socket) -> None:
+        with self._authentication_lock:
+            if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._unauthenticated))
+                del self._unauthenticated[oldest]
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
-            self._strangers[line] = None
+            self._unauthenticated[line] = None
 
     def _serve(self, line: socket.socket) -> None:
-        self._lines.add(line)
+        self._connections.add(line)
         try:
             with line, contextlib.suppress(OSError, ValueError):
                 try:
-                    known = self._proven(line)
+                    known = self._authenticate(line)
                 finally:
-                    with self._door:
-                        self._strangers.pop(line, None)
+                    with self._authentication_lock:
+                        self._unauthenticated.pop(line, None)
                 while known:
                     request, *arguments = _receive(line)
                     with self._changed:
@@ -109,15 +109,15 @@ class StoreServer:
                         self._changed.notify_all()
                     line.sendall(_pack(answer))
         finally:
-            self._lines.discard(line)
+            self._connections.discard(line)
 
-    def _proven(self, line: socket.socket) -> bool:
-        deadline = time.monotonic() + _PROOF_S
+    def _authenticate(self, line: socket.socket) -> bool:
+        deadline = time.monotonic() + _AUTHENTICATION_TIMEOUT_S
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours = secrets.token_bytes(_NONCE_BYTES)
-        line.settimeout(_PROOF_S)
+        line.settimeout(_AUTHENTICATION_TIMEOUT_S)
         line.sendall(ours)
-        theirs = _exactly(line, 2 * _NONCE_BYTES, deadline)
+        theirs = _receive_exactly(line, 2 * _NONCE_BYTES, deadline)
         nonces = ours + theirs[:_NONCE_BYTES]
         if not hmac.compare_digest(theirs[_NONCE_BYTES:], _proof(self.secret, b"client", nonces)):
             return False
@@ -151,7 +151,7 @@ class StoreServer:
         return [b"", *(self._values[key] for key in keys)] if there else []
 
 
-class SecretStore(dist.Store):
+class AuthenticatedStore(dist.Store):
     """A client with one connection, and one request at a time.
 
     Args:
@@ -166,39 +166,39 @@ class SecretStore(dist.Store):
 
     def __init__(self, host: str, port: int, secret: str, *, timeout: timedelta) -> None:
         super().__init__()
-        self._place = host, port, secret
+        self._address = host, port, secret
         self._timeout = timeout
         self._lock = threading.Lock()
         try:
-            self._line = socket.create_connection((host, port), timeout=timeout.total_seconds())
-            self._line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            nonces = _exactly(self._line, _NONCE_BYTES) + (ours := secrets.token_bytes(_NONCE_BYTES))
-            self._line.sendall(ours + _proof(secret, b"client", nonces))
-            proof = _exactly(self._line, _NONCE_BYTES)
-            self._line.settimeout(None)
+            self._connection = socket.create_connection((host, port), timeout=timeout.total_seconds())
+            self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            nonces = _receive_exactly(self._connection, _NONCE_BYTES) + (ours := secrets.token_bytes(_NONCE_BYTES))
+            self._connection.sendall(ours + _proof(secret, b"client", nonces))
+            proof = _receive_exactly(self._connection, _NONCE_BYTES)
+            self._connection.settimeout(None)
         except OSError as error:
             raise dist.DistNetworkError(f"the store at {host}:{port} does not answer: {error}") from error
         if not hmac.compare_digest(proof, _proof(secret, b"server", nonces)):
-            raise dist.DistNetworkError(f"who answers at {host}:{port} does not know the secret of this sync")
+            raise dist.DistNetworkError(f"the process at {host}:{port} does not have the secret of this sync")
 
-    def _ask(self, request: bytes, *arguments: str | bytes) -> list[bytes]:
+    def _request(self, request: bytes, *arguments: str | bytes) -> list[bytes]:
         fields = [request, *(each.encode() if isinstance(each, str) else bytes(each) for each in arguments)]
         try:
             with self._lock:
-                self._line.sendall(_pack(fields))
-                return _receive(self._line)
+                self._connection.sendall(_pack(fields))
+                return _receive(self._connection)
         except (OSError, ValueError) as error:
-            raise dist.DistNetworkError(f"the store is gone: {error}") from error
+            raise dist.DistNetworkError(f"the connection to the store was lost: {error}") from error
 
     def _values(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        found = self._ask(b"get", b"%d" % (timeout.total_seconds() * 1000), *keys)
+        found = self._request(b"get", b"%d" % (timeout.total_seconds() * 1000), *keys)
         if not found:
-            raise dist.DistStoreError(f"nobody wrote {', '.join(keys)} within {timeout.total_seconds():g} s")
+            raise dist.DistStoreError(f"no process wrote {', '.join(keys)} within {timeout.total_seconds():g} s")
         return found[1:]
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._ask(b"set", key, value)
+        self._request(b"set", key, value)
 
     def get(self, key: str) -> bytes:
         """Wait for a value."""
@@ -206,7 +206,7 @@ class SecretStore(dist.Store):
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are set."""
-        return bool(self._ask(b"get", b"0", *keys))
+        return bool(self._request(b"get", b"0", *keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set."""
@@ -214,15 +214,15 @@ class SecretStore(dist.Store):
 
     def add(self, key: str, value: int) -> int:
         """Add to a number and return the sum."""
-        return int(self._ask(b"add", key, b"%d" % value)[0])
+        return int(self._request(b"add", key, b"%d" % value)[0])
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write if the value is the expected one; return the resulting value."""
-        return self._ask(b"compare_set", key, expected_value, desired_value)[0]
+        return self._request(b"compare_set", key, expected_value, desired_value)[0]
 
     def append(self, key: str, value: str | bytes) -> None:
         """Append to a value."""
-        self._ask(b"append", key, value)
+        self._request(b"append", key, value)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for several values."""
@@ -239,11 +239,11 @@ class SecretStore(dist.Store):
 
     def delete_key(self, key: str) -> bool:
         """Remove a value; return whether there was one."""
-        return bool(self._ask(b"delete", key))
+        return bool(self._request(b"delete", key))
 
     def num_keys(self) -> int:
         """Return the number of values."""
-        return int(self._ask(b"num_keys")[0])
+        return int(self._request(b"num_keys")[0])
 
     deleteKey, getNumKeys = delete_key, num_keys  # the names that PyTorch's C++ code calls
 
@@ -251,9 +251,9 @@ class SecretStore(dist.Store):
         """Set the timeout of waits for a value."""
         self._timeout = timeout
 
-    def clone(self) -> SecretStore:
+    def clone(self) -> AuthenticatedStore:
         """Return a client with a connection of its own."""
-        return SecretStore(*self._place, timeout=self._timeout)
+        return AuthenticatedStore(*self._address, timeout=self._timeout)
 
 
 def _proof(secret: str, side: bytes, nonces: bytes) -> bytes:
@@ -267,10 +267,10 @@ def _pack(fields: Sequence[bytes]) -> bytes:
 
 
 def _receive(line: socket.socket) -> list[bytes]:
-    (size,) = struct.unpack("<I", _exactly(line, 4))
-    if size > _MOST_BYTES:
-        raise ValueError(f"a message of {size} bytes")
-    body, fields, place = _exactly(line, size), [], 0
+    (size,) = struct.unpack("<I", _receive_exactly(line, 4))
+    if size > _MAX_REQUEST_BYTES:
+        raise ValueError(f"a message must have at most {_MAX_REQUEST_BYTES} bytes, got {size}")
+    body, fields, place = _receive_exactly(line, size), [], 0
     while place < size:
         (length,) = struct.unpack_from("<I", body, place)
         fields.append(body[place + 4 : place + 4 + length])
@@ -278,13 +278,13 @@ def _receive(line: socket.socket) -> list[bytes]:
     return fields
 
 
-def _exactly(line: socket.socket, size: int, deadline: float | None = None) -> bytes:
+def _receive_exactly(line: socket.socket, size: int, deadline: float | None = None) -> bytes:
     data = b""
     while len(data) < size:
         if deadline is not None:
             line.settimeout(max(0.001, deadline - time.monotonic()))
         more = line.recv(size - len(data))
         if not more:
-            raise ConnectionResetError("the other end hung up")
+            raise ConnectionResetError("the other end closed the connection")
         data += more
     return data

@@ -1,4 +1,4 @@
-"""Activation offload: tensors saved for the backward pass are kept in host memory in the meantime.
+"""Activation offload: tensors saved for the backward pass are stored in host memory until it runs.
 
     saved tensor ─ its storage ─► host memory, once for all saved views ─► device, until its last view is read
 
@@ -21,9 +21,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from roll.training.memory.main_memory import MainMemory
+from roll.training.memory.host_memory import HostMemory
 
-__all__ = ["SavedTensors"]
+__all__ = ["ActivationOffload"]
 
 MIN_BYTES = 2**20
 """Smallest storage that is moved."""
@@ -33,10 +33,10 @@ MIN_BYTES = 2**20
 class _Storage:
     """The content of a storage in host memory."""
 
-    away: Tensor
+    on_host: Tensor
     num_unread: int = 0
     """The number of views that the backward pass has not read yet."""
-    here: Tensor | None = None
+    on_device: Tensor | None = None
     """The copy on the device, from the first view that is read to the last."""
 
 
@@ -51,7 +51,7 @@ class _View:
     offset: int
 
 
-class SavedTensors:
+class ActivationOffload:
     """Offloads the activations of one network's passes.
 
     Args:
@@ -61,7 +61,7 @@ class SavedTensors:
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._network = network
-        self._memory = MainMemory(device)
+        self._memory = HostMemory(device)
         self._weights: set[int] = set()
         """The storages of the weights."""
         self._moved: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, _Storage]]
@@ -69,20 +69,20 @@ class SavedTensors:
         """The moved storages, by storage and version of its content."""
         for module in network.modules():
             if isinstance(module, FSDPModule):
-                module.register_forward_pre_hook(lambda module, _: self._note(module))
+                module.register_forward_pre_hook(lambda module, _: self._record_weights(module))
 
     @contextlib.contextmanager
-    def kept_away(self) -> Iterator[None]:
+    def offload_saved_tensors(self) -> Iterator[None]:
         """Move tensors that the body saves for the backward pass to host memory."""
         self._weights.clear()
-        self._note(self._network)
+        self._record_weights(self._network)
         try:
             with saved_tensors_hooks(self._pack, self._unpack):
                 yield
         finally:
             self._moved.clear()
 
-    def _note(self, module: nn.Module) -> None:
+    def _record_weights(self, module: nn.Module) -> None:
         for tensor in (*module.parameters(), *module.buffers()):
             own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             self._weights.add(own.untyped_storage()._cdata)
@@ -97,7 +97,7 @@ class SavedTensors:
         versions = self._moved.setdefault(storage, {})
         if tensor._version not in versions:
             everything = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8)
-            versions[tensor._version] = _Storage(away=self._memory.away(everything))
+            versions[tensor._version] = _Storage(on_host=self._memory.to_host(everything))
         moved = versions[tensor._version]
         moved.num_unread += 1
         return _View(
@@ -113,7 +113,7 @@ class SavedTensors:
         if isinstance(saved, Tensor):
             return saved
         moved = saved.storage
-        here = self._memory.back(moved.away) if moved.here is None else moved.here
+        here = self._memory.to_device(moved.on_host) if moved.on_device is None else moved.on_device
         moved.num_unread -= 1
-        moved.here = here if moved.num_unread > 0 else None
+        moved.on_device = here if moved.num_unread > 0 else None
         return here.view(saved.dtype).as_strided(saved.size, saved.stride, saved.offset)

@@ -24,20 +24,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Work", "finishing_times", "idle_share", "order"]
+__all__ = ["Action", "bubble_fraction", "schedule", "simulate_schedules"]
 
 
-class Work(NamedTuple):
+class Action(NamedTuple):
     """One forward or backward pass of a stage."""
 
-    forward: bool
+    is_forward: bool
     """Whether it is a forward pass; otherwise a backward pass."""
     chunk: int
     """The index of the part among the stage's parts."""
     micro_batch: int
 
 
-def order(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Work]:
+def schedule(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Action]:
     """Return the work of a stage in its order of execution.
 
     Args:
@@ -48,10 +48,10 @@ def order(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: b
         backward: Whether backward passes follow.
     """
     rounds = _rounds(num, num_stages if num_chunks > 1 else num)
-    forwards = [Work(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]
+    forwards = [Action(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]
     if not backward:
         return forwards
-    backwards = [Work(False, chunk, i) for each in rounds for chunk in reversed(range(num_chunks)) for i in each]
+    backwards = [Action(False, chunk, i) for each in rounds for chunk in reversed(range(num_chunks)) for i in each]
     later = num_stages - 1 - stage
     ahead = later if num_chunks == 1 else 2 * later + (num_chunks - 1) * len(rounds[0])
     ahead = min(ahead, len(forwards))
@@ -61,18 +61,18 @@ def order(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: b
     return works
 
 
-def idle_share(num: int, num_stages: int, num_chunks: int) -> float:
+def bubble_fraction(num: int, num_stages: int, num_chunks: int) -> float:
     """Return the share of time that stages wait for each other in a step of `num` micro-batches.
 
     All parts are assumed to take equally long, and backward passes twice as long as forward passes.
     """
-    orders = [order(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
-    times = finishing_times(orders, num_stages * num_chunks)
+    orders = [schedule(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
+    times = simulate_schedules(orders, num_stages * num_chunks)
     return 1 - 3 * num * num_chunks / max(times)
 
 
-def finishing_times(
-    orders: Sequence[Sequence[Work]], num_parts: int, *, forward: float = 1.0, backward: float = 2.0
+def simulate_schedules(
+    schedules: Sequence[Sequence[Action]], num_parts: int, *, forward: float = 1.0, backward: float = 2.0
 ) -> list[float]:
     """Return the time at which each stage finishes its order, if messages take no time.
 
@@ -85,28 +85,28 @@ def finishing_times(
     Raises:
         ValueError: the stages would deadlock.
     """
-    num = len(orders)
+    num = len(schedules)
     ready: dict[tuple[bool, int, int], float] = {}
-    free, left = [0.0] * num, [iter(each) for each in orders]
-    waiting: list[Work | None] = [next(each, None) for each in left]
+    free, left = [0.0] * num, [iter(each) for each in schedules]
+    waiting: list[Action | None] = [next(each, None) for each in left]
     moved = True
     while moved:
         moved = False
         for stage in range(num):
             while (work := waiting[stage]) is not None:
                 part = work.chunk * num + stage
-                needed = [(True, part, work.micro_batch)] * (not work.forward)
-                before = part - 1 if work.forward else part + 1
+                needed = [(True, part, work.micro_batch)] * (not work.is_forward)
+                before = part - 1 if work.is_forward else part + 1
                 if 0 <= before < num_parts:
-                    needed.append((work.forward, before, work.micro_batch))
+                    needed.append((work.is_forward, before, work.micro_batch))
                 if any(key not in ready for key in needed):
                     break
                 start = max([free[stage], *(ready[key] for key in needed)])
-                free[stage] = start + (forward if work.forward else backward)
-                ready[work.forward, part, work.micro_batch] = free[stage]
+                free[stage] = start + (forward if work.is_forward else backward)
+                ready[work.is_forward, part, work.micro_batch] = free[stage]
                 waiting[stage], moved = next(left[stage], None), True
     if any(work is not None for work in waiting):
-        raise ValueError("stages wait for each other forever")
+        raise ValueError("the schedules deadlock: every stage waits for another one")
     return free
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from roll.errors import ModelError
-from roll.training.parallel.collectives import gather
+from roll.training.parallel.collectives import all_gather
 
-__all__ = ["FAMILIES", "Heads", "Place", "find_places", "whole_of"]
+__all__ = ["FAMILIES", "Heads", "WeightLocation", "gather_weight", "locate_weights"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Supported values of `model_type`; all are dense models with rotary positions and gated MLPs."""
@@ -58,7 +58,7 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class WeightLocation:
     """The place of one HF weight in Megatron's modules."""
 
     parameter: str
@@ -94,14 +94,14 @@ class Place:
         target.copy_(weight.reshape(target.shape))
 
 
-def whole_of(part: Tensor, place: Place, tp: ProcessGroup | None) -> Tensor:
+def gather_weight(part: Tensor, place: WeightLocation, tp: ProcessGroup | None) -> Tensor:
     """Gather the whole HF weight from the slices of all tp ranks. Collective."""
     if tp is None or place.dim is None:
         return part
-    return gather(part.movedim(place.dim, 0).contiguous(), tp).movedim(0, place.dim).contiguous()
+    return all_gather(part.movedim(place.dim, 0).contiguous(), tp).movedim(0, place.dim).contiguous()
 
 
-def find_places(names: list[str], config: Any) -> dict[str, Place]:
+def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
     """Return the place of each weight in Megatron's modules, by HF name.
 
     Args:
@@ -113,25 +113,25 @@ def find_places(names: list[str], config: Any) -> dict[str, Place]:
     """
     if config.model_type not in FAMILIES:
         raise ModelError(
-            f"training.backend 'megatron' knows the families {', '.join(FAMILIES)}, and this model is "
-            f"'{config.model_type}': take the back-end torch"
+            f"training.backend 'megatron' supports the model families {', '.join(FAMILIES)}, but this model is "
+            f"'{config.model_type}': use the back-end torch"
         )
     queries, keys = config.num_attention_heads, config.num_key_value_heads
     heads = Heads(queries=queries // keys, width=getattr(config, "head_dim", None) or config.hidden_size // queries)
-    places = {name: _place(name, heads) for name in names}
+    places = {name: _locate(name, heads) for name in names}
     unknown = [name for name, place in places.items() if place is None]
     if unknown:
         raise ModelError(
-            f"training.backend 'megatron' has no place for {len(unknown)} weights of this {config.model_type}, first "
-            f"'{unknown[0]}': take the back-end torch"
+            f"training.backend 'megatron' does not support {len(unknown)} weights of this {config.model_type}, first "
+            f"'{unknown[0]}': use the back-end torch"
         )
     return {name: place for name, place in places.items() if place is not None}
 
 
-def _place(name: str, heads: Heads) -> Place | None:
+def _locate(name: str, heads: Heads) -> WeightLocation | None:
     if name in _OUTSIDE:
         parameter, dim = _OUTSIDE[name]
-        return Place(parameter=parameter, dim=dim, part=None, heads=heads)
+        return WeightLocation(parameter=parameter, dim=dim, part=None, heads=heads)
     found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     if found is None:
         return None
@@ -139,11 +139,11 @@ def _place(name: str, heads: Heads) -> Place | None:
     before = f"model.layers.{number}.inside."
     if inside in _IN_LAYERS:
         parameter, dim = _IN_LAYERS[inside]
-        return Place(parameter=before + parameter, dim=dim, part=None, heads=heads)
+        return WeightLocation(parameter=before + parameter, dim=dim, part=None, heads=heads)
     fused = re.fullmatch(r"(?:self_attn|mlp)\.(\w+)\.(weight|bias)", inside)
     if fused is None or fused[1] not in _FUSED:
         return None
     parameter, part = _FUSED[fused[1]]
     if fused[2] == "bias" and part in ("gate", "up"):
         return None
-    return Place(parameter=f"{before}{parameter}.{fused[2]}", dim=0, part=part, heads=heads)  # type: ignore[arg-type]
+    return WeightLocation(parameter=f"{before}{parameter}.{fused[2]}", dim=0, part=part, heads=heads)  # type: ignore[arg-type]

@@ -1,10 +1,10 @@
-"""Activation checkpointing: saving less in the forward pass and recomputing it in the backward pass.
+"""Activation checkpointing (gradient checkpointing) and tiled MLP: recomputation in the backward pass saves memory.
 
     layers    autograd saves every decoder layer's input; the layer runs again before its gradient
-    slices    autograd saves the input of a layer's MLP; a slice of its tokens at a time runs again
+    tiles     autograd saves the input of a layer's MLP; one tile of its tokens at a time runs again
 
-Both may be on: a layer that runs again then holds its MLP's activations for one slice only. Recomputation must have no
-side effects: code that counts what passes through a layer checks `recomputing`.
+Both may be enabled: a recomputed layer then holds its MLP's activations for one tile only. Recomputation must have no
+side effects: code that counts what passes through a layer checks `is_recomputing`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch.utils.checkpoint import checkpoint
 
 from roll.errors import ModelError
 
-__all__ = ["recompute_layers", "recomputing", "slice_mlps"]
+__all__ = ["checkpoint_layers", "is_recomputing", "tile_mlps"]
 
 _state = threading.local()
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Return whether this thread is recomputing a layer for its gradient."""
     return getattr(_state, "again", False)
 
 
-def recompute_layers(model: Any) -> None:
+def checkpoint_layers(model: Any) -> None:
     """Enable activation checkpointing: an HF model's decoder layers keep only their inputs during training."""
-    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _contexts})
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _recompute_contexts})
 
 
-def slice_mlps(model: nn.Module, num_tokens: int) -> None:
+def tile_mlps(model: nn.Module, num_tokens: int) -> None:
     """Make the MLPs of a model compute `num_tokens` at a time and keep only their inputs.
 
     Only modules that compute each token on its own are replaced: gated MLPs, including shared experts. Call it after
@@ -49,11 +49,11 @@ def slice_mlps(model: nn.Module, num_tokens: int) -> None:
     mlps: list[Any] = [module for module in model.modules() if _is_gated_mlp(module)]
     if not mlps:
         raise ModelError(
-            f"training.tiled_mlp_tokens is {num_tokens}, and {type(model).__name__} has no MLP that computes each "
-            "token by itself: leave it out, and set training.activation_checkpointing"
+            f"training.tiled_mlp_tokens is {num_tokens}, but {type(model).__name__} has no MLP that computes each "
+            "token separately: leave it out, and set training.activation_checkpointing"
         )
     for mlp in mlps:
-        mlp.forward = _sliced(mlp.forward, num_tokens)
+        mlp.forward = _tiled_forward(mlp.forward, num_tokens)
 
 
 def _is_gated_mlp(module: nn.Module) -> bool:
@@ -61,7 +61,7 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     return (all(parts[:2]) or parts[2]) and isinstance(getattr(module, "down_proj", None), nn.Module)
 
 
-def _sliced(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
+def _tiled_forward(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             parts = x.split(num_tokens, dim=-2)
@@ -72,14 +72,14 @@ def _sliced(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Ten
     return forward
 
 
-def _contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
+def _recompute_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
     """Return the contexts of a layer's first run and of its recomputation."""
-    return contextlib.nullcontext(), _again()
+    return contextlib.nullcontext(), _mark_recomputing()
 
 
 @contextlib.contextmanager
-def _again() -> Iterator[None]:
-    before, _state.again = recomputing(), True
+def _mark_recomputing() -> Iterator[None]:
+    before, _state.again = is_recomputing(), True
     try:
         yield
     finally:

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from roll.training.parallel.pipeline import PassThrough, Stage
 from roll.training.parallel.tokens import TokenShare
 
-__all__ = ["leave_parts"]
+__all__ = ["keep_model_chunks"]
 
 
 @dataclass(slots=True)
-class _Hand:
+class _BoundaryStates:
     """The hidden states that enter and leave a part during a micro-batch's forward pass."""
 
     received: Tensor | None = None
@@ -41,7 +41,7 @@ _View: TypeAlias = Mapping[_Place, nn.Module | None]
 """The modules at some places."""
 
 
-def leave_parts(
+def keep_model_chunks(
     root: nn.Module,
     decoder: Any,
     projection: Any,
@@ -63,30 +63,32 @@ def leave_parts(
         share: This rank's share of the tokens.
         dtype: The dtype of the hidden states between parts.
     """
-    hand, embeddings, layers = _Hand(), decoder.get_input_embeddings(), decoder.layers
-    given = _given(embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight)
+    hand, embeddings, layers = _BoundaryStates(), decoder.get_input_embeddings(), decoder.layers
+    given = _embedding_stand_in(
+        embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight
+    )
     after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
     views: list[_View] = []
-    for part in stage.parts:
-        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, spans[part.number], hand))]
+    for part in stage.chunks:
+        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _select_layers(layers, spans[part.number], hand))]
         if not part.is_first:
             instead.append((embeddings, given))
         if not part.is_last:
             instead += [(module, PassThrough(module)) for module in after]
-        views.append({place: new for module, new in instead for place in _places(decoder, module)})
+        views.append({place: new for module, new in instead for place in _find_places(decoder, module)})
     if not stage.is_last:
         for module in (*after, *heads, *([] if projection is None else [projection])):
             _replace(root, module, PassThrough(module))
     if not stage.is_first:
         _replace(root, embeddings, given)
     for i, layer in enumerate(layers):
-        if not any(i in spans[part.number] for part in stage.parts):
+        if not any(i in spans[part.number] for part in stage.chunks):
             layers[i] = PassThrough(layer)
     width = decoder.config.get_text_config().hidden_size
-    decoder.forward = _staged(decoder.forward, stage, views, hand, share, width, dtype)
+    decoder.forward = _chunk_forward(decoder.forward, stage, views, hand, share, width, dtype)
 
 
-def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -> PassThrough:
+def _embedding_stand_in(embeddings: nn.Module, hand: _BoundaryStates, stage: Stage, *, is_tied: bool) -> PassThrough:
     """Return a stand-in for embeddings that are not computed here: it returns the received hidden states."""
     stand_in = PassThrough(embeddings)
     if is_tied and stage.is_last:
@@ -97,17 +99,17 @@ def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -
     return stand_in
 
 
-def _chosen(layers: nn.ModuleList, own: range, hand: _Hand) -> nn.ModuleList:
+def _select_layers(layers: nn.ModuleList, own: range, hand: _BoundaryStates) -> nn.ModuleList:
     """Return a part's own layers, with pass-through modules at the positions of all others."""
     chosen = nn.ModuleList(layer if i in own else PassThrough(layer) for i, layer in enumerate(layers))
     if own.start > 0:
         chosen[own.start - 1].forward = lambda *unused, **other: hand.received
     if own.stop < len(layers):
-        chosen[own.stop].forward = _keeping(hand)
+        chosen[own.stop].forward = _storing_forward(hand)
     return chosen
 
 
-def _keeping(hand: _Hand) -> Callable[..., Tensor]:
+def _storing_forward(hand: _BoundaryStates) -> Callable[..., Tensor]:
     def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         hand.passed = states
         return states
@@ -115,11 +117,11 @@ def _keeping(hand: _Hand) -> Callable[..., Tensor]:
     return forward
 
 
-def _staged(
+def _chunk_forward(
     plain: Callable[..., Any],
     stage: Stage,
     views: Sequence[_View],
-    hand: _Hand,
+    hand: _BoundaryStates,
     share: TokenShare,
     width: int,
     dtype: torch.dtype,
@@ -129,47 +131,47 @@ def _staged(
     """
 
     def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
-        if not stage.part.is_first:
+        if not stage.active_chunk.is_first:
             rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
-            hand.received = stage.take((1, rows, width), dtype)
+            hand.received = stage.recv_states((1, rows, width), dtype)
         try:
-            with _shown(views[stage.chunk]):
+            with _with_modules(views[stage.active_index]):
                 output = plain(input_ids=input_ids, **kwargs)
             received, passed = hand.received, hand.passed
         finally:
             hand.received = hand.passed = None
         if passed is not None:
-            stage.pass_on(passed)
+            stage.send_states(passed)
             output.last_hidden_state = passed
         if torch.is_grad_enabled():
-            stage.remember(received, passed)
+            stage.save_for_backward(received, passed)
         return output
 
     return forward
 
 
 @contextlib.contextmanager
-def _shown(view: _View) -> Iterator[None]:
+def _with_modules(view: _View) -> Iterator[None]:
     before = {(parent, name): parent._modules[name] for parent, name in view}
     try:
-        _put(view)
+        _set_modules(view)
         yield
     finally:
-        _put(before)
+        _set_modules(before)
 
 
-def _put(view: _View) -> None:
+def _set_modules(view: _View) -> None:
     for (parent, name), module in view.items():
         parent._modules[name] = module
 
 
-def _places(root: nn.Module, module: nn.Module) -> list[_Place]:
+def _find_places(root: nn.Module, module: nn.Module) -> list[_Place]:
     """Return all places of a module below `root`."""
     return [(parent, name) for parent in root.modules() for name, child in parent._modules.items() if child is module]
 
 
 def _replace(root: nn.Module, module: nn.Module, new: nn.Module) -> None:
-    _put(dict.fromkeys(_places(root, module), new))
+    _set_modules(dict.fromkeys(_find_places(root, module), new))
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Softmax over a vocabulary that is divided over ranks.
+"""Vocabulary parallelism: softmax over a vocabulary that is sharded over ranks.
 
 Each rank has the largest logit m_i of its shard and sums over the shard relative to it. With m = max m_i and d_i = m_i
 - m these become parts of the sums over the whole vocabulary, and are summed over ranks:
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from roll.training.parallel.collectives import added_up, gather, one_of
+from roll.training.parallel.collectives import all_gather, all_reduce_, split_gradient
 
-__all__ = ["Words"]
+__all__ = ["VocabShard"]
 
 
-class Words(NamedTuple):
+class VocabShard(NamedTuple):
     """This rank's vocabulary shard: ranks have equally many entries, in the order of ranks."""
 
     group: ProcessGroup
 
-    def places(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def local_indices(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the indices of tokens [M] in this rank's shard of `count` entries (0 if outside), and a mask of those
         inside.
         """
@@ -33,27 +33,27 @@ class Words(NamedTuple):
         here = (local >= 0) & (local < count)
         return local.where(here, 0), here
 
-    def shift(self, largest: Tensor) -> Tensor:
+    def reduce_max_(self, largest: Tensor) -> Tensor:
         """Set each prediction's largest logit [M] to that of the whole vocabulary, in place; return the old minus the
         new one.
         """
         own = largest.clone()
-        return own.sub_(added_up(largest, self.group, largest=True))
+        return own.sub_(all_reduce_(largest, self.group, largest=True))
 
-    def add_up(self, *parts: Tensor) -> None:
+    def all_reduce_(self, *parts: Tensor) -> None:
         """Sum tensors over all vocabulary shards, in place."""
-        together = added_up(torch.stack(parts), self.group)
+        together = all_reduce_(torch.stack(parts), self.group)
         for part, whole in zip(parts, together, strict=True):
             part.copy_(whole)
 
-    def whole(self, weight: Tensor) -> Tensor:
+    def gather_projection(self, weight: Tensor) -> Tensor:
         """Gather the whole projection [V, H], for results that cannot be computed by shard. Pass such results to
         `shared`.
         """
-        return gather(weight, self.group)
+        return all_gather(weight, self.group)
 
-    def shared(self, value: Tensor) -> Tensor:
+    def split_gradient(self, value: Tensor) -> Tensor:
         """Mark a value that every rank computes identically from the whole projection: each rank gets its part of the
         gradient.
         """
-        return one_of(value, self.group.size())
+        return split_gradient(value, self.group.size())

@@ -12,7 +12,7 @@ from typing import Any
 
 from roll.errors import ModelError
 
-__all__ = ["check_tied", "differing", "tied_copy"]
+__all__ = ["check_tied", "tied_copy", "tied_weights_error"]
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embedding.weight")
 PROJECTIONS = ("lm_head.weight", "embed_out.weight")
@@ -33,7 +33,7 @@ def check_tied(directory: Path, config: Mapping[str, Any], tensors: Mapping[str,
         return
     a, b = (tensors[name] for name in pair)
     if a.shape != b.shape or not _equal(a.file, pair[0], b.file, pair[1]):
-        raise differing(str(directory), *pair)
+        raise tied_weights_error(str(directory), *pair)
 
 
 def tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str] | None:
@@ -71,10 +71,10 @@ def _equal(file: Path, name: str, other_file: Path, other: str) -> bool:
         return equal(a.to(wider), b.to(wider))
 
 
-def differing(path: str, name: str, other: str) -> ModelError:
+def tied_weights_error(path: str, name: str, other: str) -> ModelError:
     """Return the error for two tied weights with different values."""
     return ModelError(
-        f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), and its files hold different "
-        f"ones. To train them apart, set tie_word_embeddings to false in its config.json; if '{name}' is a leftover, "
-        "remove it from the files."
+        f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), but its files hold different "
+        f"values for them. To train them separately, set tie_word_embeddings to false in its config.json; if '{name}' "
+        "is a leftover, remove it from the files."
     )

@@ -15,9 +15,9 @@ from roll.models.directory import weight_files
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["check_finite", "check_stored_finite", "refuse_non_finite"]
+__all__ = ["check_finite", "check_stored_finite", "check_tensor_finite"]
 
-MOST_STORED_BYTES = 4 << 30
+MAX_STORED_BYTES = 4 << 30
 """Largest size of a model whose files are read for a check, within a few seconds. Larger ones are checked when they
 are loaded."""
 CHUNK_BYTES = 1 << 20
@@ -34,10 +34,10 @@ def check_finite(model: Any, path: str) -> None:
         ModelError: names the first such parameter.
     """
     for name, parameter in model.named_parameters():
-        refuse_non_finite(parameter.detach(), name, path)
+        check_tensor_finite(parameter.detach(), name, path)
 
 
-def refuse_non_finite(weight: Tensor, name: str, path: str) -> None:
+def check_tensor_finite(weight: Tensor, name: str, path: str) -> None:
     """Reject a weight, or a part of one, that has NaN or infinite values.
 
     Raises:
@@ -50,10 +50,10 @@ def refuse_non_finite(weight: Tensor, name: str, path: str) -> None:
     # A sum is one pass without temporary memory; single values are checked only if it is not finite.
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     if not torch.isfinite(total) and not torch.isfinite(weight).all():
-        raise _not_finite(name, path)
+        raise _non_finite_error(name, path)
 
 
-def check_stored_finite(directory: Path, most_bytes: int = MOST_STORED_BYTES) -> None:
+def check_stored_finite(directory: Path, most_bytes: int = MAX_STORED_BYTES) -> None:
     """Reject a model whose files hold NaN or infinite values; files above a size limit are not read.
 
     Args:
@@ -76,7 +76,7 @@ def check_stored_finite(directory: Path, most_bytes: int = MOST_STORED_BYTES) ->
                 continue
             first, end = tensor["data_offsets"]
             if _has_non_finite(stored[first:end], *EXPONENTS[tensor["dtype"]]):
-                raise _not_finite(name, str(directory))
+                raise _non_finite_error(name, str(directory))
 
 
 def _has_non_finite(stored: np.ndarray, width: type[np.unsignedinteger[Any]], exponent: int) -> bool:
@@ -90,8 +90,8 @@ def _has_non_finite(stored: np.ndarray, width: type[np.unsignedinteger[Any]], ex
     return False
 
 
-def _not_finite(name: str, path: str) -> ModelError:
+def _non_finite_error(name: str, path: str) -> ModelError:
     return ModelError(
-        f"weight {short(name)} of model '{path}' has NaN or infinite numbers, so nothing can be computed with it: "
-        "copy the model again, or take another checkpoint."
+        f"weight {short(name)} of model '{path}' has NaN or infinite values, so the model cannot be used: "
+        "copy the model again, or use another checkpoint."
     )

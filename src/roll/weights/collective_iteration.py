@@ -9,11 +9,11 @@ import torch
 
 from roll.protocols import WeightSource
 
-__all__ = ["to_the_end"]
+__all__ = ["iterate_to_end"]
 
 
 @contextmanager
-def to_the_end(source: WeightSource) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
+def iterate_to_end(source: WeightSource) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
     """Run the body with an iterator over a source's tensors, and exhaust it afterwards even if the body fails.
 
     Other ranks wait for this one to gather every tensor.

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["SpreadWeights", "read_whole"]
+__all__ = ["ZeroWeights", "gather_parameter"]
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """PyTorch's names of AdamW's moments, by their names in checkpoints."""
 
 
-class SpreadWeights:
+class ZeroWeights:
     """Trained weights behind a DeepSpeed engine.
 
     Args:
@@ -72,7 +72,7 @@ class SpreadWeights:
         parameter = self.parameters[name]
         return getattr(parameter, "ds_shape", parameter.shape)
 
-    def full(self, name: str, state: str | None = None) -> Tensor:
+    def read_full(self, name: str, state: str | None = None) -> Tensor:
         """Return a whole master weight, or with `state` one of its AdamW moments."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
@@ -84,21 +84,21 @@ class SpreadWeights:
         return safe_get_full_optimizer_state(parameter, _STATES[state])
 
     @torch.no_grad()
-    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+    def write(self, name: str, value: Tensor, state: str | None = None) -> None:
         """Write a tensor that `full` returned. Call `refresh` once after the last write."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         parameter = self.parameters[name]
         if self._stage == 0:
-            self.full(name, state).copy_(value)
+            self.read_full(name, state).copy_(value)
         elif self._stage == 3:
-            self._put_part(parameter, value, state)
+            self._write_part(parameter, value, state)
         elif state is None:
             safe_set_full_fp32_param(parameter, value)
         else:
             safe_set_full_optimizer_state(parameter, value, _STATES[state])
 
-    def _put_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
+    def _write_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
         """Write this rank's part at stage 3. The last parts of a weight that does not divide evenly are padded."""
         from deepspeed.utils import (
             safe_get_local_fp32_param,
@@ -114,7 +114,7 @@ class SpreadWeights:
         part[: len(own)] = own.to(part.device)
         if key is None:
             safe_set_local_fp32_param(parameter, part)
-            with _gathered(parameter, write=True):
+            with _gathered_parameter(parameter, write=True):
                 parameter.data.copy_(value)
         else:
             safe_set_local_optimizer_state(parameter, part, key)
@@ -135,16 +135,16 @@ class SpreadWeights:
         return (self._adamw.state[part]["step"] for part in self._flat)
 
 
-def _gathered(parameter: nn.Parameter, *, write: bool = False) -> Any:
+def _gathered_parameter(parameter: nn.Parameter, *, write: bool = False) -> Any:
     """Return a context in which a stage 3 parameter is whole; with `write`, changes made by rank 0 are kept."""
     from deepspeed import zero
 
     return zero.GatheredParameters([parameter], modifier_rank=0 if write else None)
 
 
-def read_whole(parameter: nn.Parameter) -> Tensor:
+def gather_parameter(parameter: nn.Parameter) -> Tensor:
     """Return a whole parameter of the network. Collective where it is partitioned."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach()
-    with _gathered(parameter):
+    with _gathered_parameter(parameter):
         return parameter.detach().clone()

@@ -17,17 +17,17 @@ from typing import Any, NamedTuple
 from roll.models.directory import read_json
 from roll.records import read_record
 
-__all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_older_spellings"]
+__all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_transformers4_settings"]
 
 logger = logging.getLogger(__name__)
 
 NEWER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
 """Tokenizer classes of transformers 5 without a specific model; their tokenizer.json is complete."""
-OF_ONE_MACHINE = ("is_local", "local_files_only")
+MACHINE_SPECIFIC_KEYS = ("is_local", "local_files_only")
 """Keys with which transformers 5 records how a tokenizer was loaded."""
 
 
-def write_older_spellings(directory: Path) -> None:
+def write_transformers4_settings(directory: Path) -> None:
     """Add transformers 4's spellings to `config.json` and `tokenizer_config.json` of a model directory.
 
     Files that have them already stay as they are. If this version of transformers would read a config.json differently
@@ -39,7 +39,7 @@ def write_older_spellings(directory: Path) -> None:
     config = read_json(directory / "config.json")
     older = add_older_config_keys(config)
     if older != config:
-        if not config.get("rope_parameters") or _is_read_alike(config, older):
+        if not config.get("rope_parameters") or _reads_same_rope(config, older):
             _write(directory / "config.json", older)
         else:
             logger.warning(
@@ -83,7 +83,7 @@ def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> d
         settings: The settings as transformers 5 writes them.
         is_fast: Whether the directory has a tokenizer.json.
     """
-    older = {key: value for key, value in settings.items() if key not in OF_ONE_MACHINE}
+    older = {key: value for key, value in settings.items() if key not in MACHINE_SPECIFIC_KEYS}
     if is_fast and settings.get("tokenizer_class") in NEWER_CLASSES:
         older["tokenizer_class"] = "PreTrainedTokenizerFast"
     if isinstance(settings.get("extra_special_tokens"), list):  # version 4 expects a mapping there, and fails
@@ -126,7 +126,7 @@ def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _is_read_alike(config: dict[str, Any], older: dict[str, Any]) -> bool:
+def _reads_same_rope(config: dict[str, Any], older: dict[str, Any]) -> bool:
     """Return whether this version of transformers reads the same rotary parameters from both."""
     from transformers import CONFIG_MAPPING
 

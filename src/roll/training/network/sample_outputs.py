@@ -12,7 +12,7 @@ from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import PackedLayout
 from roll.types import AttentionStatistics, FloatArray, Output, TopLogprobs, TrainingBatch
 
-__all__ = ["collect", "collect_top", "complete", "deal_in_order", "merged", "no_top"]
+__all__ = ["collect", "collect_topk", "empty_top_logprobs", "fill_missing_outputs", "merge_outputs", "order_outputs"]
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingB
         found[span.index] = array
 
 
-def collect_top(
+def collect_topk(
     found: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
 ) -> None:
     """Add the top-k log-probs of a micro-batch's samples to `found`; tokens outside the loss get 0."""
@@ -37,31 +37,31 @@ def collect_top(
     for span in layout.spans:
         sample = batch.samples[span.index]
         counted = sample.loss_mask[span.token_index]
-        top = found[span.index] = no_top(len(sample), ids.shape[1])
+        top = found[span.index] = empty_top_logprobs(len(sample), ids.shape[1])
         places, rows = span.token_index[counted], span.prediction_index[counted]
         top.token_ids[places], top.logprobs[places] = ids[rows], logprobs[rows]
 
 
-def no_top(length: int, num: int) -> TopLogprobs:
+def empty_top_logprobs(length: int, num: int) -> TopLogprobs:
     """Return all-zero top-k log-probs for a sample without tokens in the loss."""
     zeros = np.zeros((length, num))
     return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
 
 
-def merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
+def merge_outputs(parts: Sequence[dict[int, T]]) -> dict[int, T]:
     """Merge the results of all ranks, by the samples' index in their batch."""
     return {index: value for part in parts for index, value in part.items()}
 
 
-def deal_in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
+def order_outputs(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
     """Return the results in batch order, with zeros for samples without a result."""
     return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
 
 
-def complete(
+def fill_missing_outputs(
     said: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
 ) -> None:
-    """Bring the zero arrays that `deal_in_order` made into the form of each output, in place.
+    """Bring the zero arrays that `order_outputs` made into the form of each output, in place.
 
     Values are those of tokens in the loss, also where those of every token were computed.
     """
@@ -69,7 +69,7 @@ def complete(
         said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
     if num_top is not None:
         said["top_logprobs"] = [
-            t if isinstance(t, TopLogprobs) else no_top(len(s), num_top)
+            t if isinstance(t, TopLogprobs) else empty_top_logprobs(len(s), num_top)
             for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
         ]
     if "experts" in said:

@@ -23,7 +23,15 @@ from roll.training.network.value import ValueNetwork
 from roll.training.spec import TrainerSpec
 from roll.version import install_extra
 
-__all__ = ["PERSISTENT_NUMEL", "check", "local_rank", "settings", "start", "start_frozen", "surroundings"]
+__all__ = [
+    "PERSISTENT_NUMEL",
+    "check_spec",
+    "deepspeed_config",
+    "initialize_frozen",
+    "initialize_trained",
+    "launcher_environment",
+    "local_rank",
+]
 
 PERSISTENT_NUMEL = 10_000
 """Stage 3: largest weight that stays whole on every rank, which is cheaper than gathering it."""
@@ -52,7 +60,7 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def check(spec: TrainerSpec, device: torch.device) -> None:
+def check_spec(spec: TrainerSpec, device: torch.device) -> None:
     """Reject a spec that cannot be trained, before anything is loaded.
 
     Raises:
@@ -61,12 +69,12 @@ def check(spec: TrainerSpec, device: torch.device) -> None:
     import_deepspeed(device)
     if spec.role != "reference" and spec.training.deepspeed.zero_stage == 0 and spec.model.dtype != "float32":
         raise ModelError(
-            f"training.deepspeed.zero_stage 0 trains in float32 only, and model.dtype is '{spec.model.dtype}': "
-            "choose a stage from 1 on"
+            f"training.deepspeed.zero_stage 0 supports float32 only, but model.dtype is '{spec.model.dtype}': "
+            "set zero_stage to 1 or higher"
         )
 
 
-def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
+def deepspeed_config(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
     """Return the DeepSpeed configuration that corresponds to ROLL's.
 
     The number of micro-batches per batch depends on packing. So the back-end marks the last micro-batch, and nothing is
@@ -96,7 +104,7 @@ def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def start(
+def initialize_trained(
     spec: TrainerSpec,
     network: nn.Module,
     trainable: Mapping[str, nn.Parameter],
@@ -130,7 +138,7 @@ def start(
     return _initialize(spec, network, device, optimizer=adamw)
 
 
-def start_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.device) -> Any:
+def initialize_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.device) -> Any:
     """Build the engine around a network that only runs forward passes, partitioned over the ranks."""
     return _initialize(spec, network, device)
 
@@ -139,8 +147,8 @@ def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **m
     deepspeed = import_deepspeed(device)
     if not dist.is_initialized():  # with several ranks the group exists already
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
-    config = settings(spec.training, getattr(torch, spec.model.dtype))
-    with surroundings(local_rank(spec, device)):
+    config = deepspeed_config(spec.training, getattr(torch, spec.model.dtype))
+    with launcher_environment(local_rank(spec, device)):
         root = _Root(network)
         engine = deepspeed.initialize(model=root, config=config, dist_init_required=False, **more)[0]
         if spec.training.deepspeed.zero_stage == 3:
@@ -164,7 +172,7 @@ def _projections(network: Any) -> list[nn.Parameter]:
     """Return weights that are used outside the module that owns them: DeepSpeed gathers only a module's own weights."""
     if isinstance(network, ValueNetwork):
         return list(network.score.parameters())
-    models = [network.model, *network.frozen]
+    models = [network.model, *network.frozen_models]
     return [*(model.get_output_embeddings().weight for model in models), *network.heads.values()]
 
 
@@ -174,7 +182,7 @@ def local_rank(spec: TrainerSpec, device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def surroundings(number: int) -> Iterator[None]:
+def launcher_environment(number: int) -> Iterator[None]:
     """Run the body with the environment that DeepSpeed needs around every call, hidden from all other code.
 
     `LOCAL_RANK` is set, and warnings about deprecated names of collectives, which DeepSpeed uses, are ignored.

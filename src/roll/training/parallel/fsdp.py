@@ -1,4 +1,4 @@
-"""FSDP2's gathering of weights and reduction of gradients, with one bucket in memory at a time.
+"""FSDP2: gathering of weights and reduction of gradients, with one bucket in memory at a time.
 
     forward    shards ─ gathered ─► buffer ─ copied ─► weights; the buffer is freed
     backward   gradients ─ copied ─► buffer ─ summed over ranks ─► shards; the buffer is freed
@@ -27,22 +27,22 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 from torch.distributed.tensor import Shard
 
-from roll.training.parallel.collectives import gather_into, is_by_messages, scatter_sum_into
+from roll.training.parallel.collectives import all_gather_into, reduce_scatter_into, uses_point_to_point
 
 __all__ = [
-    "at_projection",
-    "for_gradient",
-    "gather_first",
+    "fully_shard_module",
+    "gather_projection",
     "projection_dtype",
-    "reshard",
-    "share_ends",
-    "share_weights",
+    "regather_on_backward",
+    "reshard_after_forward",
+    "set_first_backward_layer",
+    "shard_embeddings",
 ]
 
 _DTYPE = "dtype_of_gathered_weights"
 
 
-def share_weights(
+def fully_shard_module(
     module: nn.Module,
     mesh: DeviceMesh,
     policy: MixedPrecisionPolicy,
@@ -61,7 +61,7 @@ def share_weights(
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # gloo does not support a sum that also divides
     has_weights = sharded._get_fsdp_state()._fsdp_param_group is not None
-    if has_weights and is_by_messages(mesh.get_group(mesh.ndim - 1), mesh.device_type):
+    if has_weights and uses_point_to_point(mesh.get_group(mesh.ndim - 1), mesh.device_type):
         sharded.set_custom_all_gather(_HostGather())
         sharded.set_custom_reduce_scatter(_HostReduce())
         sharded.set_modules_to_backward_prefetch([sharded])  # itself, which is gathered already: nothing is prefetched
@@ -69,7 +69,7 @@ def share_weights(
     return sharded
 
 
-def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+def shard_embeddings(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
     """Make buckets of a model's embeddings and its projection to the vocabulary, unless they are tied.
 
     Args:
@@ -83,19 +83,19 @@ def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPre
     if any(mine is other for mine in word_weights for other in head_weights):
         return
     if word_weights:
-        share_weights(embeddings, mesh, policy).set_unshard_in_backward(False)
+        fully_shard_module(embeddings, mesh, policy).set_unshard_in_backward(False)
     if head_weights:
         vars(projection)[_DTYPE] = policy.param_dtype
-        projection.forward = _gate
-        share_weights(projection, mesh, policy).set_reshard_after_forward(False, recurse=False)
+        projection.forward = _add_gradient_gate
+        fully_shard_module(projection, mesh, policy).set_reshard_after_forward(False, recurse=False)
 
 
-def at_projection(projection: Any, hidden: Tensor) -> Tensor:
+def gather_projection(projection: Any, hidden: Tensor) -> Tensor:
     """Return hidden states [M, H] at the input of the projection, whose weights are gathered from then on."""
     return projection(hidden) if _is_bucket(projection) else hidden
 
 
-def for_gradient(projection: Any, found: Tensor) -> Tensor:
+def regather_on_backward(projection: Any, found: Tensor) -> Tensor:
     """Return a network's output, whose gradient needs the projection: the weights are gathered again if they were
     freed.
     """
@@ -109,7 +109,7 @@ def projection_dtype(projection: Any) -> torch.dtype:
     return vars(projection).get(_DTYPE) or projection.weight.dtype
 
 
-def gather_first(network: nn.Module, layer: nn.Module) -> None:
+def set_first_backward_layer(network: nn.Module, layer: nn.Module) -> None:
     """Tell FSDP which layer the next backward pass begins with.
 
     By default FSDP gathers the layer that ran last, which is the wrong one where a rank has several parts of a model.
@@ -118,7 +118,7 @@ def gather_first(network: nn.Module, layer: nn.Module) -> None:
         network.set_modules_to_backward_prefetch([layer])
 
 
-def reshard(network: nn.Module) -> None:
+def reshard_after_forward(network: nn.Module) -> None:
     """Free the gathered weights that FSDP keeps after a forward pass without a backward pass.
 
     Otherwise the next forward pass would use them even if the shards have changed in the meantime.
@@ -132,14 +132,14 @@ class _HostGather(DefaultAllocMixin, AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
     ) -> None:
-        gather_into(output_tensor, input_tensor, group)
+        all_gather_into(output_tensor, input_tensor, group)
 
 
 class _HostReduce(DefaultAllocMixin, ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        scatter_sum_into(output_tensor, input_tensor, group, overwrite=True)
+        reduce_scatter_into(output_tensor, input_tensor, group, overwrite=True)
         input_tensor.untyped_storage().resize_(0)  # FSDP would keep it until the next bucket
 
 
@@ -152,7 +152,7 @@ def _is_bucket(module: Any) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def _gate(hidden: Tensor) -> Tensor:
+def _add_gradient_gate(hidden: Tensor) -> Tensor:
     return hidden.clone()  # FSDP cannot distinguish a view of its input from the input
 
 

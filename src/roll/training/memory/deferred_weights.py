@@ -1,6 +1,6 @@
-"""Weights that stay in their files until each rank has computed its part of them.
+"""Meta-device initialization: weights stay in their files until each rank reads its own shard.
 
-    model on the meta device ─ tried out, layer by layer ─ cut, divided, sharded ─► each rank reads its own parts
+    model on the meta device ─ checked layer by layer ─ split, divided, sharded ─► each rank reads its own shards
 
 The module of each weight is recorded when the model is loaded. Later, adapters nest it in another module, a critic uses
 only the backbone, stages drop layers, and DTensors define the local part; the module itself stays the same.
@@ -18,20 +18,20 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from roll.models import WeightFiles, decoder_of
+from roll.models import WeightReader, decoder_of
 
-__all__ = ["Unread"]
+__all__ = ["DeferredWeights"]
 
 
-class Unread:
-    """The weights of a network that are still in files, and their places."""
+class DeferredWeights:
+    """The weights of a network that are still in files, with their modules and names."""
 
     def __init__(self) -> None:
-        self._places: dict[nn.Module, dict[str, tuple[WeightFiles, str]]] = {}
+        self._places: dict[nn.Module, dict[str, tuple[WeightReader, str]]] = {}
         """The weight's name in the files, by module and name in the module."""
         self._models: list[nn.Module] = []
 
-    def add(self, model: nn.Module, files: WeightFiles) -> None:
+    def add(self, model: nn.Module, files: WeightReader) -> None:
         """Register a model that was loaded without its weights. Buffers are read now."""
         self._models.append(model)
         named: dict[int, str] = {}
@@ -41,50 +41,50 @@ class Unread:
         for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
-                    module._buffers[name] = _whole(files, f"{path}.{name}", buffer)
+                    module._buffers[name] = _read_whole(files, f"{path}.{name}", buffer)
             own = {name: named[id(p)] for name, p in module._parameters.items() if p is not None and id(p) in named}
             if own:
                 self._places[module] = {name: (files, place) for name, place in own.items()}
 
     @contextmanager
-    def lent(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Run the body with weights in place, so that the models can compute; a layer has its weights only while it is
-        called.
+    def materialized(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
+        """Run the body with materialized weights, so that the models can compute; a layer has its weights only while it
+        is called.
 
         Modules outside of layers, and the modules `also`, have their weights all the time.
         """
         inside = {part for model in self._models for layer in _layers(model) for part in layer.modules()}
-        outside = self._lend([*(module for module in self._places if module not in inside), *also])
+        outside = self._materialize([*(module for module in self._places if module not in inside), *also])
         hooks: list[Any] = []
         for model in self._models:
             for layer in _layers(model):
                 for part in (layer, *layer.children()):
-                    hooks += self._lending(part)
+                    hooks += self._materialize_during_forward(part)
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-            _take_back(outside)
+            _release(outside)
 
     def by_layer(self, model: nn.Module, work: Callable[[nn.Module], object]) -> None:
         """Call `work` on each layer while the layer has its weights."""
         for layer in _layers(model):
-            lent = self._lend(layer.modules())
+            filled = self._materialize(layer.modules())
             try:
                 work(layer)
             finally:
-                _take_back(lent)
+                _release(filled)
 
     def fill(self, network: nn.Module, device: torch.device) -> None:
-        """Read this rank's part of every weight of a network that has been divided and sharded."""
+        """Read this rank's shard of every weight of a network that has been divided and sharded."""
         read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         """The parameters with and without data, by id of the one without, which is kept so that its id stays unique."""
         for module in network.modules():
             for name, (files, place) in self._places.get(module, {}).items():
                 empty = module._parameters[name]
                 if empty is not None and _local(empty).is_meta and id(empty) not in read:
-                    read[id(empty)] = empty, _read(files, place, empty, device)
+                    read[id(empty)] = empty, _read_local(files, place, empty, device)
         for module in network.modules():
             for name, parameter in module._parameters.items():
                 if id(parameter) in read:
@@ -94,37 +94,37 @@ class Unread:
                 for sharded in group.fsdp_params:  # now, because optimizers keep references to the trained memory
                     sharded.reset_sharded_param()
 
-    def _lending(self, part: nn.Module) -> list[Any]:
-        lent: list[_Lent] = []
+    def _materialize_during_forward(self, part: nn.Module) -> list[Any]:
+        filled: list[_Materialized] = []
 
         def before(*unused: object) -> None:
-            lent.extend(self._lend(part.modules()))
+            filled.extend(self._materialize(part.modules()))
 
         def after(*unused: object) -> None:
-            _take_back(lent)
-            lent.clear()
+            _release(filled)
+            filled.clear()
 
         return [part.register_forward_pre_hook(before), part.register_forward_hook(after, always_call=True)]
 
-    def _lend(self, modules: Iterable[nn.Module]) -> list[_Lent]:
-        lent: list[_Lent] = []
+    def _materialize(self, modules: Iterable[nn.Module]) -> list[_Materialized]:
+        filled: list[_Materialized] = []
         whole: dict[int, nn.Parameter] = {}
         for module in modules:
             for name, (files, place) in self._places.get(module, {}).items():
                 empty = module._parameters[name]
                 if empty is not None and empty.is_meta:
                     if id(empty) not in whole:
-                        whole[id(empty)] = nn.Parameter(_whole(files, place, empty), requires_grad=False)
+                        whole[id(empty)] = nn.Parameter(_read_whole(files, place, empty), requires_grad=False)
                     module._parameters[name] = whole[id(empty)]
-                    lent.append((module, name, empty))
-        return lent
+                    filled.append((module, name, empty))
+        return filled
 
 
-_Lent = tuple[nn.Module, str, nn.Parameter]
+_Materialized = tuple[nn.Module, str, nn.Parameter]
 
 
-def _take_back(lent: Iterable[_Lent]) -> None:
-    for module, name, empty in lent:
+def _release(filled: Iterable[_Materialized]) -> None:
+    for module, name, empty in filled:
         module._parameters[name] = empty
 
 
@@ -136,15 +136,15 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _whole(files: WeightFiles, name: str, like: Tensor) -> Tensor:
+def _read_whole(files: WeightReader, name: str, like: Tensor) -> Tensor:
     return files.read(name, [(0, size) for size in like.shape])
 
 
 @torch.no_grad()
-def _read(files: WeightFiles, name: str, empty: nn.Parameter, device: torch.device) -> nn.Parameter:
+def _read_local(files: WeightReader, name: str, empty: nn.Parameter, device: torch.device) -> nn.Parameter:
     """Read this rank's part of a weight into a new parameter of the same dtype, with memory of its own."""
     if not isinstance(empty, DTensor):
-        data = _whole(files, name, empty).to(device, empty.dtype, copy=True)
+        data = _read_whole(files, name, empty).to(device, empty.dtype, copy=True)
         return nn.Parameter(data, requires_grad=empty.requires_grad)
     sizes, starts = compute_local_shape_and_global_offset(empty.shape, empty.device_mesh, empty.placements)
     part = files.read(name, list(zip(starts, sizes, strict=True)))

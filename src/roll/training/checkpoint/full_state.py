@@ -21,22 +21,22 @@ from roll.errors import CheckpointError
 from roll.training.checkpoint.reader import SafeReader
 from roll.training.checkpoint.state import (
     check_entries,
-    counts,
-    in_a_line,
-    quiet,
+    format_first_cause,
     random_states,
+    read_counts,
     restore_random,
+    suppress_dcp_warning,
     write_entries,
 )
 from roll.training.distributed import Ranks
 from roll.training.randomness import Randomness
 
-__all__ = ["WholeWeights", "load_whole", "save_whole"]
+__all__ = ["FullWeights", "load_full_state", "save_full_state"]
 
 _PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2": "moment2"}
 
 
-class WholeWeights(Protocol):
+class FullWeights(Protocol):
     """Trained weights and their AdamW moments, each whole under its HF name, however a library has divided them."""
 
     @property
@@ -53,18 +53,18 @@ class WholeWeights(Protocol):
     def shape(self, name: str) -> torch.Size:
         """Return the shape of the whole weight."""
 
-    def full(self, name: str, state: str | None = None) -> Tensor:
+    def read_full(self, name: str, state: str | None = None) -> Tensor:
         """Return a whole master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
 
-    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+    def write(self, name: str, value: Tensor, state: str | None = None) -> None:
         """Write a tensor that `full` returned. Call `refresh` once after the last write."""
 
     def refresh(self) -> None:
         """Copy the master weights into the network."""
 
 
-def save_whole(
-    path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness
+def save_full_state(
+    path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness
 ) -> None:
     """Write a trainer's state below `path`, an empty or missing directory, and fsync. Collective.
 
@@ -74,7 +74,7 @@ def save_whole(
     state: dict[str, Any] = {}
     for number, name in enumerate(weights.names):
         for part, key in _PARTS.items():
-            whole = weights.full(name, key)
+            whole = weights.read_full(name, key)
             if number % ranks.size == ranks.rank:
                 state[f"{part}/{name}"] = whole.cpu()
     state["updates"] = torch.full((len(weights.names),), weights.num_updates, dtype=torch.int64)
@@ -82,8 +82,8 @@ def save_whole(
     write_entries(path, state | random_states(ranks, randomness), ranks)
 
 
-def load_whole(
-    path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
+def load_full_state(
+    path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
 ) -> dict[str, int]:
     """Load a state that any back-end saved, in place; return the counters. Collective.
 
@@ -107,19 +107,21 @@ def load_whole(
             parts = {f"{part}/{name}": torch.empty(weights.shape(name)) for part in _PARTS}
             _read(parts, reader)
             for part, key in _PARTS.items():
-                weights.put(name, parts[f"{part}/{name}"], key)
+                weights.write(name, parts[f"{part}/{name}"], key)
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:  # damage may appear anywhere inside the reader
-        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
+        raise CheckpointError(
+            f"the trainer's checkpoint '{path}' cannot be read: {format_first_cause(error)}"
+        ) from error
     weights.refresh()
-    weights.num_updates = max(counts(path, names, few["updates"]).values(), default=0)
-    result = counts(path, sorted(counters), few["counters"])
+    weights.num_updates = max(read_counts(path, names, few["updates"]).values(), default=0)
+    result = read_counts(path, sorted(counters), few["counters"])
     restore_random(randomness, random if known else {}, ranks, seed, result["num_steps"])
     return result
 
 
 def _read(state: dict[str, Tensor], reader: SafeReader) -> None:
     """Fill tensors from the checkpoint; every rank reads on its own."""
-    with quiet():
+    with suppress_dcp_warning():
         dcp.load(state, storage_reader=reader, no_dist=True)

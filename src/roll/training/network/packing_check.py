@@ -134,8 +134,8 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
         def after(layer: Any, args: Any, output: Any) -> None:
             if not isinstance(output, Tensor):
                 raise ModelError(
-                    f"{type(decoder).__name__} cannot be cut into stages: its layers answer more than hidden states; "
-                    "set training.parallel.pp to 1"
+                    f"{type(decoder).__name__} cannot be split into pipeline stages: its layers return more than "
+                    "hidden states; set training.parallel.pp to 1"
                 )
 
         layer = decoder.layers[start]
@@ -154,8 +154,8 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
         states, expected = run(0, start, None)
         if not torch.equal(run(1, start, states)[1], expected):
             raise ModelError(
-                f"{type(decoder).__name__} cannot be cut into stages: layer {start} or a later one needs more of the "
-                "layers before it than hidden states; set training.parallel.pp to 1"
+                f"{type(decoder).__name__} cannot be split into pipeline stages: layer {start} or a later one needs "
+                "more of the layers before it than hidden states; set training.parallel.pp to 1"
             )
     decoder.train(was_training)
 
@@ -188,7 +188,9 @@ def _difference(model: Any, logits: Logits) -> str:
         return False
 
     if differs([one], False, 0):
-        return "its attention, or what stands beside it, needs more than the trainer's packed attention gives"
+        return (
+            "its attention, or a module next to it, needs features that the trainer's packed attention does not support"
+        )
     if differs([one], False, 1):
         return "its logits are changed after the vocabulary projection in a way that the trainer does not know"
     if differs([other, one], False, 1):

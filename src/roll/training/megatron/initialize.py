@@ -13,11 +13,20 @@ from torch import nn
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
-from roll.training.network.stages import Cut
+from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.spec import TrainerSpec
 from roll.version import install_extra
 
-__all__ = ["DEVICES", "add_up", "add_up_tied", "check", "distribute", "join", "new_optimizer", "quiet_import"]
+__all__ = [
+    "DEVICES",
+    "all_reduce_",
+    "build_optimizer",
+    "check_spec",
+    "create_process_groups",
+    "quiet_import",
+    "reduce_tied_gradients",
+    "wrap_data_parallel",
+]
 
 DEVICES = ("cuda",)
 """Device types that Megatron supports; tests add a CPU with stand-ins."""
@@ -31,7 +40,7 @@ def quiet_import() -> Iterator[None]:
         yield
 
 
-def check(spec: TrainerSpec, device: torch.device) -> None:
+def check_spec(spec: TrainerSpec, device: torch.device) -> None:
     """Reject a spec that cannot be trained, before anything is loaded.
 
     Raises:
@@ -47,14 +56,14 @@ def check(spec: TrainerSpec, device: torch.device) -> None:
         ) from error
     if device.type not in DEVICES:
         raise ModelError(
-            f"training.backend 'megatron' computes on CUDA devices alone, and this trainer is on '{device.type}': "
+            f"training.backend 'megatron' needs CUDA devices, but this trainer is on '{device.type}': "
             "choose the back-end torch"
         )
     if spec.model.lora is not None:
         raise ModelError("training.backend 'megatron' trains all weights: leave model.lora out, or choose torch")
 
 
-def join(spec: TrainerSpec, device: torch.device) -> None:
+def create_process_groups(spec: TrainerSpec, device: torch.device) -> None:
     """Create Megatron's process groups. The ranks must have met already; all trainers of one process share the groups.
 
     Raises:
@@ -70,18 +79,20 @@ def join(spec: TrainerSpec, device: torch.device) -> None:
             tp,
             pp,
             create_gloo_process_groups=False,
-            get_embedding_ranks=lambda ranks, *unused: ranks[:1],  # `add_up_tied` sums tied weights of two stages
+            get_embedding_ranks=lambda ranks, *unused: ranks[
+                :1
+            ],  # `reduce_tied_gradients` sums tied weights of two stages
         )
     found_tp = parallel_state.get_tensor_model_parallel_world_size()
     found_pp = parallel_state.get_pipeline_model_parallel_world_size()
     if (found_tp, found_pp) != (tp, pp):
         raise UnsupportedError(
-            f"a trainer of this process has tp {found_tp} and pp {found_pp}, and Megatron divides all of a process "
-            f"alike, not by tp {tp} and pp {pp} as well: give all roles the same training.parallel"
+            f"a trainer of this process has tp {found_tp} and pp {found_pp}. Megatron supports one layout per process, "
+            f"got tp {tp} and pp {pp} for another role: give all roles the same training.parallel"
         )
 
 
-def distribute(network: nn.Module, config: Any) -> Any:
+def wrap_data_parallel(network: nn.Module, config: Any) -> Any:
     """Wrap a network in Megatron's data parallelism, which accumulates gradients in one buffer.
 
     Args:
@@ -97,26 +108,26 @@ def distribute(network: nn.Module, config: Any) -> Any:
 
 
 @torch.no_grad()
-def add_up_tied(cut: Cut, parameters: Mapping[str, Any]) -> None:
+def reduce_tied_gradients(cut: PipelineSplit, parameters: Mapping[str, Any]) -> None:
     """Sum the gradients of tied weights over the two stages that hold them. Collective."""
     for name in cut.tied:
-        parameters[name].main_grad.add_(cut.stage.exchanged(parameters[name].main_grad))
+        parameters[name].main_grad.add_(cut.stage.exchange_with_other_end(parameters[name].main_grad))
 
 
-def add_up(ddp: Any) -> None:
+def all_reduce_(ddp: Any) -> None:
     """Sum the gradients over all data ranks, and those of weights that every tp rank has over tp too. Collective."""
     from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
     finalize_model_grads([ddp])
 
 
-def new_optimizer(
+def build_optimizer(
     ddp: Any, trainable: Mapping[str, nn.Parameter], factors: Mapping[str, float], training: TrainingConfig
 ) -> Any:
     """Build Megatron's distributed optimizer: each data rank updates a part of all weights. AdamW itself is PyTorch's.
 
     Args:
-        ddp: The result of `distribute`.
+        ddp: The result of `wrap_data_parallel`.
         trainable: The trainable weights by name; only matrices are decayed.
         factors: Factors on the learning rate of some weights, by name.
         training: The training configuration, with AdamW's constants.

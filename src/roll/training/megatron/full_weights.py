@@ -1,6 +1,6 @@
 """Weights and AdamW's states under Megatron, read and written one whole weight at a time, by HF name.
 
-    this rank's parameter   a slice of a weight, or the slices of several that are fused (`names`)
+    this rank's parameter   a slice of a weight, or the slices of several that are fused (`weight_mapping`)
     master, moments         a range of the entries of each parameter that the optimizer updates on this rank
 
 Reading is collective; every rank makes the same calls.
@@ -17,23 +17,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from roll.training.megatron.names import Place, whole_of
-from roll.training.network.stages import Cut
+from roll.training.megatron.weight_mapping import WeightLocation, gather_weight
+from roll.training.network.pipeline_split import PipelineSplit
 
-__all__ = ["SpreadWeights", "Stream", "Whereabouts"]
+__all__ = ["MegatronWeightSource", "MegatronWeights", "WeightPlacement"]
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
+class WeightPlacement:
     """The ranks and parameters that hold the parts of each weight."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, WeightLocation]
     """The places by HF name, in the order of the HF model."""
     parameters: Mapping[str, Tensor]
     """The parameters of all stages by Megatron's names, without data."""
-    cut: Cut | None
+    cut: PipelineSplit | None
     """The cut of the model, where this rank has one stage of it."""
     tp: ProcessGroup | None
     """The ranks that divide the weights."""
@@ -46,7 +46,7 @@ class Whereabouts:
             shape[place.dim] *= self.tp.size()
         return torch.Size(shape)
 
-    def whole(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def gather(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a whole HF weight on every rank. Collective.
 
         Args:
@@ -56,7 +56,7 @@ class Whereabouts:
             device: The device of the result in the same case.
         """
         place = self.places[name]
-        found = None if part is None else whole_of(place.read(part), place, self.tp)
+        found = None if part is None else gather_weight(place.read(part), place, self.tp)
         if self.cut is None:
             assert found is not None
             return found
@@ -64,10 +64,10 @@ class Whereabouts:
         owner = self.cut.stages_of.get(place.parameter, [stage.count - 1])[0]  # heads are in the last stage
         if found is None:
             found = torch.empty(self.shape(name), dtype=dtype, device=device)
-        return stage.spread(found.contiguous(), owner)
+        return stage.broadcast(found.contiguous(), owner)
 
 
-class SpreadWeights:
+class MegatronWeights:
     """The weights of a Megatron network.
 
     Args:
@@ -80,12 +80,12 @@ class SpreadWeights:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        whereabouts: Whereabouts,
+        whereabouts: WeightPlacement,
         ddp: Any = None,
         optimizer: Any = None,
     ) -> None:
         self._parameters = parameters
-        self._whereabouts = whereabouts
+        self._placement = whereabouts
         self._ddp = ddp
         self._optimizer = optimizer
         one = next(iter(parameters.values()))
@@ -101,7 +101,7 @@ class SpreadWeights:
     @property
     def names(self) -> list[str]:
         """All names, in the order of the HF model."""
-        return list(self._whereabouts.places)
+        return list(self._placement.places)
 
     @property
     def num_updates(self) -> int:
@@ -116,41 +116,41 @@ class SpreadWeights:
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of the whole weight."""
-        return self._whereabouts.shape(name)
+        return self._placement.shape(name)
 
     @torch.no_grad()
     def read(self, name: str) -> Tensor:
         """Return a whole weight of the network."""
-        parameter = self._parameters.get(self._whereabouts.places[name].parameter)
+        parameter = self._parameters.get(self._placement.places[name].parameter)
         part = None if parameter is None else parameter.detach()
-        return self._whereabouts.whole(name, part, self._dtype, self._device)
+        return self._placement.gather(name, part, self._dtype, self._device)
 
     @torch.no_grad()
-    def full(self, name: str, state: str | None = None) -> Tensor:
+    def read_full(self, name: str, state: str | None = None) -> Tensor:
         """Return a whole master weight, or with `state` one of its AdamW moments."""
-        parameter = self._parameters.get(self._whereabouts.places[name].parameter)
+        parameter = self._parameters.get(self._placement.places[name].parameter)
         found = None
         if parameter is not None:
             found = torch.zeros(parameter.shape, dtype=self._master, device=self._device)
-            own = self._own(parameter, state)
+            own = self._local_values(parameter, state)
             if own is not None:
                 values, entries = own
                 found.view(-1)[entries] = values
             dist.all_reduce(found, group=self._optimizer.data_parallel_group)
-        return self._whereabouts.whole(name, found, self._master, self._device)
+        return self._placement.gather(name, found, self._master, self._device)
 
     @torch.no_grad()
-    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+    def write(self, name: str, value: Tensor, state: str | None = None) -> None:
         """Write a tensor that `full` returned. Call `refresh` once after the last write. Not collective."""
-        place = self._whereabouts.places[name]
+        place = self._placement.places[name]
         parameter = self._parameters.get(place.parameter)
-        own = None if parameter is None else self._own(parameter, state)
+        own = None if parameter is None else self._local_values(parameter, state)
         if parameter is None or own is None:
             return
         values, entries = own
         scratch = torch.empty(parameter.shape, dtype=self._master, device=self._device)
         scratch.view(-1)[entries] = values
-        place.write(scratch, value.to(scratch), self._whereabouts.tp)
+        place.write(scratch, value.to(scratch), self._placement.tp)
         values.copy_(scratch.view(-1)[entries])
 
     def refresh(self) -> None:
@@ -163,7 +163,7 @@ class SpreadWeights:
         if self._optimizer is not None:
             yield from self._optimizer.get_parameters()
 
-    def _own(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
+    def _local_values(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
         """Return the optimizer's values of a parameter on this rank, and the range of entries that they cover."""
         optimizer = self._optimizer
         if parameter not in optimizer.model_param_gbuf_map:
@@ -175,7 +175,7 @@ class SpreadWeights:
         return values, slice(entries.start, entries.end)
 
 
-class Stream:
+class MegatronWeightSource:
     """The weights that engines must hold, gathered one at a time. See `roll.protocols.WeightSource`.
 
     Args:
@@ -184,7 +184,7 @@ class Stream:
         is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
     """
 
-    def __init__(self, spread: SpreadWeights, names: Sequence[str], *, is_first: bool) -> None:
+    def __init__(self, spread: MegatronWeights, names: Sequence[str], *, is_first: bool) -> None:
         self._spread = spread
         self._names = list(names)
         self._is_first = is_first

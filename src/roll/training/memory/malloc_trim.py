@@ -1,8 +1,7 @@
-"""Returning free memory of the C library's heap to the kernel, for trainers whose weights and activations are on the
-host.
+"""Calls of `malloc_trim`, which return free heap memory to the kernel, for trainers that compute on a CPU.
 
-    layer done ─► pages in its heaps > most in use so far + SHARE x most in use so far? ─► malloc_trim
-    last layer done, gradient of the first ─► … > in use now + SHARE x most in use so far? ─► malloc_trim
+    layer done ─► pages in its heaps > most in use so far + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
+    last layer done, gradient of the first ─► … > in use now + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
 
 glibc extends its heaps for a tensor if no free piece is large enough. The piece that a freed tensor leaves is often too
 small for the next one of its size: `posix_memalign` requests up to 96 bytes more. So a pass that keeps many tensors
@@ -22,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["SHARE", "Heap", "close_heap_after"]
+__all__ = ["MAX_FREE_SHARE", "Heap", "trim_heap_after"]
 
-SHARE = 1 / 8
+MAX_FREE_SHARE = 1 / 8
 """Largest share of free memory, relative to the memory in use."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,40 +38,40 @@ class Heap:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._besides = 0
+        self._non_heap_bytes = 0
         """Bytes of the process that do not belong to the C library."""
-        self._most_alive = 0
-        self._most_in_pieces = 0
+        self._max_in_use = 0
+        self._max_in_heaps = 0
         """Largest use of the heaps alone: memory mapped for a single tensor never lies in a hole."""
-        self._give_back()
+        self._trim()
 
-    def close_holes(self, *, beyond_now: bool = False) -> bool:
+    def trim_if_fragmented(self, *, beyond_now: bool = False) -> bool:
         """Return free pages to the kernel if there are too many; return whether there were.
 
         Args:
             beyond_now: Whether to compare with the memory that is in use now instead of the largest use so far. Set it
                 before an allocation that is larger than any hole.
         """
-        in_pieces, mapped = self._alive()
-        self._most_in_pieces = max(self._most_in_pieces, in_pieces)
-        self._most_alive = max(self._most_alive, in_pieces + mapped)
-        expected = in_pieces if beyond_now else self._most_in_pieces
-        too_many = _own_bytes() - mapped > self._besides + expected + SHARE * self._most_alive
+        in_pieces, mapped = self._bytes_in_use()
+        self._max_in_heaps = max(self._max_in_heaps, in_pieces)
+        self._max_in_use = max(self._max_in_use, in_pieces + mapped)
+        expected = in_pieces if beyond_now else self._max_in_heaps
+        too_many = _anonymous_bytes() - mapped > self._non_heap_bytes + expected + MAX_FREE_SHARE * self._max_in_use
         if too_many:
-            self._give_back()
+            self._trim()
         return too_many
 
-    def _give_back(self) -> None:
+    def _trim(self) -> None:
         self._library.malloc_trim(0)
-        self._besides = _own_bytes() - sum(self._alive())
+        self._non_heap_bytes = _anonymous_bytes() - sum(self._bytes_in_use())
 
-    def _alive(self) -> tuple[int, int]:
+    def _bytes_in_use(self) -> tuple[int, int]:
         """Return the bytes in use from the C library: those in its heaps, and those mapped one by one."""
         found = self._library.mallinfo2()
         return found.uordblks, found.hblkhd
 
 
-def close_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
+def trim_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
     """Return free memory after each layer call that needs a gradient; return `None` where the C library is not
     supported.
 
@@ -84,21 +83,21 @@ def close_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None =
         return None
     heap, all_layers = Heap(library), list(layers)
 
-    def look(layer: nn.Module, *call: Any) -> None:
+    def trim_after_layer(layer: nn.Module, *call: Any) -> None:
         if torch.is_grad_enabled():
-            heap.close_holes(beyond_now=layer is all_layers[-1])
+            heap.trim_if_fragmented(beyond_now=layer is all_layers[-1])
 
-    def close(gradient: torch.Tensor) -> None:
-        heap.close_holes(beyond_now=True)
+    def trim_before_gradient(gradient: torch.Tensor) -> None:
+        heap.trim_if_fragmented(beyond_now=True)
 
-    def look_before_gradient(module: nn.Module, call: Any, output: Any) -> None:
+    def register_gradient_hook(module: nn.Module, call: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.requires_grad:
-            output.register_hook(close)
+            output.register_hook(trim_before_gradient)
 
     for layer in all_layers:
-        layer.register_forward_hook(look)
+        layer.register_forward_hook(trim_after_layer)
     if embeddings is not None:
-        embeddings.register_forward_hook(look_before_gradient)
+        embeddings.register_forward_hook(register_gradient_hook)
     return heap
 
 
@@ -119,13 +118,13 @@ def _glibc() -> Any:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _MallocInfo
         library.malloc_trim.argtypes = [ctypes.c_size_t]
-        _own_bytes()
+        _anonymous_bytes()
     except (OSError, AttributeError):
         return None
     return library
 
 
-def _own_bytes() -> int:
+def _anonymous_bytes() -> int:
     """Return the bytes of resident pages that do not belong to a file."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * _PAGE

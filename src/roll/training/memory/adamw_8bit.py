@@ -24,16 +24,16 @@ from roll.training.kernels.native import native
 __all__ = [
     "BLOCK",
     "AdamWConstants",
-    "is_in_8_bits",
     "new_moments",
     "read_blocks",
     "read_moments",
     "update",
+    "uses_8_bits",
     "write_blocks",
 ]
 
 BLOCK = 256
-FEWEST_ELEMENTS = 4096
+MIN_ELEMENTS = 4096
 """Smallest weight with 8-bit moments; its rows must have at least a quarter of a block."""
 _DECADES = 7
 
@@ -49,11 +49,11 @@ class AdamWConstants:
     weight_decay: float
 
 
-def is_in_8_bits(shape: torch.Size) -> bool:
+def uses_8_bits(shape: torch.Size) -> bool:
     """Return whether the moments of a whole weight are kept in 8 bits; those of norms, biases and thin adapters are
     not.
     """
-    return len(shape) > 1 and shape[-1] >= BLOCK // 4 and shape.numel() >= FEWEST_ELEMENTS
+    return len(shape) > 1 and shape[-1] >= BLOCK // 4 and shape.numel() >= MIN_ELEMENTS
 
 
 def new_moments(weight: Tensor) -> dict[str, Tensor]:
@@ -62,7 +62,9 @@ def new_moments(weight: Tensor) -> dict[str, Tensor]:
     """
     blocks = (*weight.shape[:-1], math.ceil(weight.shape[-1] / BLOCK))
     found: dict[str, Tensor] = {}
-    for number, values in zip("12", (_values(signed=True), _values(signed=False)), strict=True):
+    for number, values in zip(
+        "12", (_quantization_values(signed=True), _quantization_values(signed=False)), strict=True
+    ):
         zero = int((values == 0).nonzero()[0])
         found[f"moment{number}_codes"] = torch.full_like(weight, zero, dtype=torch.uint8)
         found[f"moment{number}_scales"] = torch.zeros(blocks, dtype=torch.float32, device=weight.device)
@@ -98,7 +100,9 @@ def update(
     root = 1 / math.sqrt(1 - c.beta2**step)
     library = native() if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
     if library is not None and weight.is_contiguous():
-        tables = [t for signed in (True, False) for t in (_values(signed=signed), *_search(signed=signed))]
+        tables = [
+            t for signed in (True, False) for t in (_quantization_values(signed=signed), *_search_tables(signed=signed))
+        ]
         decay = 1 - c.learning_rate * c.weight_decay
         shape = weight.numel() // weight.shape[-1], weight.shape[-1]
         parts = [moments[f"moment{n}_{part}"] for n in "12" for part in ("codes", "scales")]
@@ -117,7 +121,7 @@ def update(
 
 
 @cache
-def _values(*, signed: bool) -> Tensor:
+def _quantization_values(*, signed: bool) -> Tensor:
     """Return the 256 values, ascending, in [-1, 1] or [0, 1]: 0, 1, and in every decade the middles of equal parts."""
     found = [0.0, 1.0]
     for decade in range(_DECADES):
@@ -128,20 +132,20 @@ def _values(*, signed: bool) -> Tensor:
 
 
 @cache
-def _middles(*, signed: bool) -> Tensor:
+def _midpoints(*, signed: bool) -> Tensor:
     """Return the midpoints [255] between neighboring values."""
-    values = _values(signed=signed)
+    values = _quantization_values(signed=signed)
     return (values[1:] + values[:-1]) / 2
 
 
 @cache
-def _search(*, signed: bool) -> tuple[Tensor, Tensor]:
+def _search_tables(*, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the search tables of `fused.c` for the values from 0 on.
 
     The first table has the index of the value nearest to the beginning of each part of a power of two, the second one
     the midpoints between values.
     """
-    middles = _middles(signed=signed)
+    middles = _midpoints(signed=signed)
     middles = torch.cat([middles[middles > 0], torch.tensor([torch.inf])])
     beginnings = (torch.arange(103 << 8, (127 << 8) + 1, dtype=torch.int32) << 15).view(torch.float32)
     return torch.bucketize(beginnings, middles, out_int32=True), middles
@@ -149,8 +153,8 @@ def _search(*, signed: bool) -> tuple[Tensor, Tensor]:
 
 def read_blocks(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """Dequantize codes [..., width] with scales [..., blocks] to float32 numbers [..., width]."""
-    values = _values(signed=signed).to(codes.device)
-    return values[codes.int()] * _spread(scales, codes.shape[-1])
+    values = _quantization_values(signed=signed).to(codes.device)
+    return values[codes.int()] * _expand_scales(scales, codes.shape[-1])
 
 
 def write_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
@@ -162,11 +166,11 @@ def write_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     width = numbers.shape[-1]
     scales = functional.pad(numbers.abs(), (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK)).amax(-1)
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
-    found = torch.bucketize(numbers * _spread(inverse, width), _middles(signed=signed).to(numbers.device))
+    found = torch.bucketize(numbers * _expand_scales(inverse, width), _midpoints(signed=signed).to(numbers.device))
     if not signed:
         found = torch.maximum(found, (numbers > 0).to(found.dtype))
     return found.to(torch.uint8), scales
 
 
-def _spread(scales: Tensor, width: int) -> Tensor:
+def _expand_scales(scales: Tensor, width: int) -> Tensor:
     return scales.repeat_interleave(BLOCK, -1)[..., :width]

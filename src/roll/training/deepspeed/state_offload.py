@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from roll.protocols import StateKind
-from roll.training.deepspeed.spread import SpreadWeights
+from roll.training.deepspeed.zero_weights import ZeroWeights
 
-__all__ = ["Lending"]
+__all__ = ["StateOffload"]
 
 
-class Lending:
+class StateOffload:
     """The states of a trained role at stages 1 to 3.
 
     Args:
@@ -32,18 +32,18 @@ class Lending:
         moves_states: Whether masters and moments are moved here; false where DeepSpeed keeps them in host memory.
     """
 
-    def __init__(self, engine: Any, spread: SpreadWeights, *, moves_states: bool) -> None:
+    def __init__(self, engine: Any, spread: ZeroWeights, *, moves_states: bool) -> None:
         self._engine = engine
         self._spread = spread
         self._moves_states = moves_states
 
-    def give(self, states: Collection[StateKind]) -> None:
+    def offload(self, states: Collection[StateKind]) -> None:
         """Offload states to host memory."""
         self._engine.offload_states(include=self._kinds(states))
         if "optimizer" in states and self._moves_states:
             self._spread.move_states(torch.device("cpu"))
 
-    def take(self, states: Collection[StateKind], device: torch.device) -> None:
+    def onload(self, states: Collection[StateKind], device: torch.device) -> None:
         """Onload states to the device; states that are already there stay."""
         zero, wanted = self._engine.optimizer, self._kinds(states)
         others = {kind for kind in zero.offloaded_states if kind not in wanted}

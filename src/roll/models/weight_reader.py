@@ -16,19 +16,19 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.errors import ModelError
-from roll.models.values import refuse_non_finite
+from roll.models.finite_check import check_tensor_finite
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Box", "WeightFiles", "weights_left_in_files"]
+__all__ = ["Box", "WeightReader", "weights_left_in_files"]
 
 Box: TypeAlias = Sequence[tuple[int, int]]
 """The first index and the size, by dimension."""
 
 
-class WeightFiles:
+class WeightReader:
     """The files of a model's weights, from which any part can be read.
 
     Args:
@@ -51,14 +51,14 @@ class WeightFiles:
         self._tensors = dict(tensors)
         self._source: dict[str, str] = {}
         """The tensor of the files that is the weight, by weight."""
-        self._making: dict[str, _Making] = {}
+        self._conversions: dict[str, _Conversion] = {}
         """The conversion that makes the weight, by weight."""
         expected, prefix = model.state_dict(), model.base_model_prefix
         self._dtypes: dict[str, torch.dtype] = {}
         renamings = [deepcopy(t) for t in transforms if isinstance(t, WeightRenaming)]
         converters = [deepcopy(t) for t in transforms if isinstance(t, WeightConverter)]
         by_pattern = {pattern: c for c in converters for pattern in c.source_patterns}
-        made: dict[str, _Making] = {}
+        made: dict[str, _Conversion] = {}
         for key in sorted(tensors, key=dot_natural_key):
             name, pattern = rename_source_key(key, renamings, converters, prefix, expected)
             if name not in expected and key in expected:
@@ -66,18 +66,18 @@ class WeightFiles:
             if name in expected and pattern is None:
                 self._source[name] = key
             elif name in expected and pattern is not None:
-                made.setdefault(name, _Making(name, by_pattern[pattern])).sources.append((pattern, key))
+                made.setdefault(name, _Conversion(name, by_pattern[pattern])).sources.append((pattern, key))
         for making in made.values():
             shapes = {key: _Shape(self._tensors[key]) for _, key in making.sources}
             for name in making.convert(model, lambda key, shapes=shapes: shapes[key].to()):
-                self._making[name] = making
+                self._conversions[name] = making
 
     def note_dtypes(self) -> None:
         """Store the dtypes of the weights from the loaded model."""
         self._dtypes = {name: tensor.dtype for name, tensor in self._model.state_dict().items()}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._source or name in self._making
+        return name in self._source or name in self._conversions
 
     def read(self, name: str, box: Box) -> Tensor:
         """Return a part of a weight, in the dtype that the model was loaded in; it may share the file's pages.
@@ -86,7 +86,7 @@ class WeightFiles:
             ModelError: the files do not have the weight, or it has NaN or infinite values.
         """
         part = self._read(name, box)
-        refuse_non_finite(part, name, self.path)
+        check_tensor_finite(part, name, self.path)
         return part
 
     def _read(self, name: str, box: Box) -> Tensor:
@@ -95,18 +95,18 @@ class WeightFiles:
         if any(size == 0 for _, size in box):
             return torch.empty([size for _, size in box], dtype=self._dtypes[name])
         if name in self._source:
-            return _cut(self._tensors[self._source[name]], box).to(self._dtypes[name])
-        if name not in self._making:
-            raise ModelError(f"the model's files have no weight '{name}'")
-        making = self._making[name]
-        first, size = making.needed(box)
+            return _read_box(self._tensors[self._source[name]], box).to(self._dtypes[name])
+        if name not in self._conversions:
+            raise ModelError(f"the model's files do not contain weight '{name}'")
+        making = self._conversions[name]
+        first, size = making.needed_range(box)
         dtype = self._dtypes[making.name]
         found = making.convert(self._model, lambda key: self._tensors[key][...].to(dtype), first, size)
         part = found[name]
-        return _cut(part, [(0, part.shape[0]), *box[1:]] if size is not None else box)
+        return _read_box(part, [(0, part.shape[0]), *box[1:]] if size is not None else box)
 
 
-class _Making:
+class _Conversion:
     """A conversion with which `transformers` makes weights from tensors of the checkpoint."""
 
     def __init__(self, name: str, converter: Any) -> None:
@@ -116,7 +116,7 @@ class _Making:
         """Patterns and names in the checkpoint, in their order."""
         self._converter = converter
 
-    def needed(self, box: Box) -> tuple[int, int | None]:
+    def needed_range(self, box: Box) -> tuple[int, int | None]:
         """Return the first and the number of the stacked tensors that a box needs, for every pattern; `None`: all of
         them.
         """
@@ -142,7 +142,7 @@ class _Making:
         return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in found.items()}
 
 
-def _cut(source: Any, box: Box) -> Tensor:
+def _read_box(source: Any, box: Box) -> Tensor:
     return source[tuple(slice(first, first + size) for first, size in box)] if box else source[...]
 
 
@@ -163,7 +163,7 @@ class _Shape:
 
 
 @contextmanager
-def weights_left_in_files() -> Iterator[list[WeightFiles]]:
+def weights_left_in_files() -> Iterator[list[WeightReader]]:
     """Make `from_pretrained` leave weights in their files, on the meta device; yield the list of these files.
 
     Tensors that the files lack, and buffers that are not stored, are created as usual. Not thread-safe.
@@ -173,7 +173,7 @@ def weights_left_in_files() -> Iterator[list[WeightFiles]]:
     plain, found = modeling_utils.convert_and_load_state_dict_in_model, []
 
     def load(model: Any, state_dict: Any, load_config: Any, *rest: Any, **more: Any) -> Any:
-        found.append(WeightFiles(model, state_dict, load_config.weight_mapping or []))
+        found.append(WeightReader(model, state_dict, load_config.weight_mapping or []))
         shapes = {name: _Shape(tensor) for name, tensor in state_dict.items()}
         return plain(model, shapes, load_config, *rest, **more)
 

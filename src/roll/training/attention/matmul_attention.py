@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roll.models import AttentionForm
 
-__all__ = ["blocked_products", "dense_products"]
+__all__ = ["blocked_attention", "dense_attention"]
 
 TILE_ROWS = 128
 """Largest number of queries of a sequence in a tile."""
@@ -26,7 +26,7 @@ TILE_WEIGHTS = 2**19
 """Largest number of weights of a tile, unless one head needs more: 2 MiB of float32."""
 
 
-def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: AttentionForm) -> Tensor:
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: AttentionForm) -> Tensor:
     """Compute attention with one matrix product per batch; return [B, n, H, w].
 
     Queries are [B, n, H, d], keys [B, m, K, d], values [B, m, K, w], bias [B, 1, 1, n, m].
@@ -37,12 +37,12 @@ def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: Attentio
     queries = queries.reshape(size, groups, -1, width)
     keys, values = (x.transpose(1, 2).contiguous() for x in (k, v))
     sinks = None if form.sinks is None else form.sinks.view(1, groups, -1).expand(size, groups, -1)
-    result = _DenseProducts.apply(queries, keys, values, bias, form.scale, form.softcap, sinks)
+    result = _DenseAttention.apply(queries, keys, values, bias, form.scale, form.softcap, sinks)
     result = result.view(size, groups, heads // groups, n, -1)
     return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, -1)
 
 
-def blocked_products(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, form: AttentionForm) -> Tensor:
+def blocked_attention(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, form: AttentionForm) -> Tensor:
     """Compute causal attention of n queries to the last n of m keys, after the m - n keys of a prefix.
 
     Args:
@@ -63,11 +63,11 @@ def blocked_products(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, for
     if before is not None:
         before = before.repeat_interleave(groups, dim=0)[:, None, None]
     sinks = None if form.sinks is None else form.sinks.view(1, groups, -1).expand(size, groups, -1).flatten(0, 1)
-    result = _BlockedProducts.apply(queries, keys, values, before, form.scale, form.softcap, sinks)
+    result = _BlockedAttention.apply(queries, keys, values, before, form.scale, form.softcap, sinks)
     return result.view(size, groups, -1, n, v.shape[-1]).permute(0, 3, 1, 2, 4).reshape(size, n, heads, -1)
 
 
-class _DenseProducts(torch.autograd.Function):
+class _DenseAttention(torch.autograd.Function):
     """Computes softmax(scale Q K^T + bias) V; saves only the weights, in the model's dtype.
 
     Queries are [B, K, g n, d] (g heads share keys), keys [B, K, m, d], values [B, K, m, w], bias [B, 1, 1, n, m], sinks
@@ -135,8 +135,8 @@ class _Tile(NamedTuple):
     """The number of keys that the last query sees; the others see fewer."""
 
 
-class _BlockedProducts(torch.autograd.Function):
-    """Computes `blocked_products`, with sequences and their groups of heads as one dimension S.
+class _BlockedAttention(torch.autograd.Function):
+    """Computes `blocked_attention`, with sequences and their groups of heads as one dimension S.
 
     Queries are [S, g, n, d], keys [S, m, d], values [S, m, w], before [S, 1, 1, m - n], sinks [S, g]. Saves only its
     inputs; gradients of keys and values are summed over tiles in float32 or better.
@@ -158,7 +158,7 @@ class _BlockedProducts(torch.autograd.Function):
         result = q.new_empty(*q.shape[:3], v.shape[-1])
         for tile in _tiles(q, k):
             scores = _scores(tile, q, k, scale, softcap)
-            weights, _ = _softmax(_seen(tile, scores, before), _of(tile, sinks))
+            weights, _ = _softmax(_mask_hidden_keys(tile, scores, before), _tile_sinks(tile, sinks))
             own = weights.to(v.dtype).flatten(1, 2) @ v[tile.sequences, : tile.num_keys]
             result[tile.sequences, :, tile.rows] = own.unflatten(1, (q.shape[1], -1))
         return result
@@ -176,7 +176,7 @@ class _BlockedProducts(torch.autograd.Function):
             own_q, own_grad = (x[tile.sequences, :, tile.rows].flatten(1, 2) for x in (q, grad))
             raw = _scores(tile, q, k, ctx.scale, ctx.softcap)
             slope = None if ctx.softcap is None else (raw / ctx.softcap).square_().neg_().add_(1.0)
-            weights, unused = _softmax(_seen(tile, raw, before), _of(tile, sinks))
+            weights, unused = _softmax(_mask_hidden_keys(tile, raw, before), _tile_sinks(tile, sinks))
             grad_v[keys] += weights.to(v.dtype).flatten(1, 2).transpose(1, 2) @ own_grad
             scores = (own_grad @ v[keys].transpose(1, 2)).to(high).unflatten(1, heads)
             if grad_sinks is not None and unused is not None:
@@ -209,7 +209,7 @@ def _scores(tile: _Tile, q: Tensor, k: Tensor, scale: float, softcap: float | No
     return scores.mul_(scale) if softcap is None else scores.mul_(scale / softcap).tanh_().mul_(softcap)
 
 
-def _seen(tile: _Tile, scores: Tensor, before: Tensor | None) -> Tensor:
+def _mask_hidden_keys(tile: _Tile, scores: Tensor, before: Tensor | None) -> Tensor:
     """Set scores to -inf where a query does not see a key, in place."""
     if before is not None:
         scores[..., : before.shape[-1]] += before[tile.sequences]
@@ -219,5 +219,5 @@ def _seen(tile: _Tile, scores: Tensor, before: Tensor | None) -> Tensor:
     return scores
 
 
-def _of(tile: _Tile, sinks: Tensor | None) -> Tensor | None:
+def _tile_sinks(tile: _Tile, sinks: Tensor | None) -> Tensor | None:
     return None if sinks is None else sinks[tile.sequences]

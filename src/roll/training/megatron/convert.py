@@ -10,19 +10,19 @@ from torch import nn
 from roll.config.training import TrainingConfig
 from roll.models import decoder_of
 from roll.training.distributed import Ranks
-from roll.training.megatron.names import find_places
+from roll.training.megatron.full_weights import WeightPlacement
 from roll.training.megatron.network import MegatronModel, transformer_config
-from roll.training.megatron.spread import Whereabouts
+from roll.training.megatron.weight_mapping import locate_weights
+from roll.training.network.pipeline_split import split_into_stages
 from roll.training.network.policy import PolicyNetwork
-from roll.training.network.stages import cut
 from roll.training.network.value import ValueNetwork
 
-__all__ = ["rebuild", "weights_by_name"]
+__all__ = ["convert_from_hf", "weights_by_name"]
 
 Network = PolicyNetwork | ValueNetwork
 
 
-def rebuild(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Network, Any, Whereabouts]:
+def convert_from_hf(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Network, Any, WeightPlacement]:
     """Return the network on this rank's device, Megatron's configuration of its layers, and the places of all weights.
 
     Args:
@@ -34,7 +34,7 @@ def rebuild(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Networ
         ModelError: the model family is not known, or cannot be divided this way.
     """
     weights = weights_by_name(hf)
-    places = find_places(list(weights), hf.decoder.config)
+    places = locate_weights(list(weights), hf.decoder.config)
     dtype = next(iter(weights.values())).dtype
     config = transformer_config(hf.decoder, training, dtype)
     with torch.device("meta"):
@@ -46,16 +46,16 @@ def rebuild(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Networ
             network = PolicyNetwork(model, frozen[0], frozen[1:], value_head=hf.value_head is not None)
     everything = weights_by_name(network)
     if ranks.stage is not None:
-        cut(network, ranks.stage, ranks.share, dtype)
-    whereabouts = Whereabouts(places=places, parameters=everything, cut=network.cut, tp=ranks.share.tp)
-    _materialise(network, ranks.device)
+        split_into_stages(network, ranks.stage, ranks.share, dtype)
+    whereabouts = WeightPlacement(places=places, parameters=everything, cut=network.pipeline_split, tp=ranks.share.tp)
+    _materialize(network, ranks.device)
     network.share = ranks.share
     _mark(weights_by_name(network), whereabouts)
-    _fill(weights_by_name(network), weights, network.decoder, hf.decoder, ranks)
-    for mine, other in zip(network.frozen, hf.frozen, strict=True):
+    _load_weights(weights_by_name(network), weights, network.decoder, hf.decoder, ranks)
+    for mine, other in zip(network.frozen_models, hf.frozen_models, strict=True):
         mine.requires_grad_(False)
         own = dict(mine.named_parameters()), dict(other.named_parameters())
-        _fill(*own, decoder_of(mine), decoder_of(other), ranks)
+        _load_weights(*own, decoder_of(mine), decoder_of(other), ranks)
     hf.to("meta")
     return network, config, whereabouts
 
@@ -74,7 +74,7 @@ def _model(config: Any, hf: Any) -> MegatronModel:
     return MegatronModel(config, decoder.config, projects=projects, score=score)
 
 
-def _materialise(network: nn.Module, device: torch.device) -> None:
+def _materialize(network: nn.Module, device: torch.device) -> None:
     """Allocate the parameters in place; tied parameters stay tied, and Megatron's marks on parameters are kept."""
     before = dict(network.named_parameters(remove_duplicate=False))
     network.to_empty(device=device)
@@ -86,7 +86,7 @@ def _materialise(network: nn.Module, device: torch.device) -> None:
         network.get_submodule(path)._parameters[last] = new
 
 
-def _mark(parameters: dict[str, nn.Parameter], whereabouts: Whereabouts) -> None:
+def _mark(parameters: dict[str, nn.Parameter], whereabouts: WeightPlacement) -> None:
     """Mark which parameters tp ranks divide, and which ones another stage also has.
 
     Divided parameters count on every rank in the gradient norm, all others once. Megatron itself sets the marks only
@@ -103,11 +103,11 @@ def _mark(parameters: dict[str, nn.Parameter], whereabouts: Whereabouts) -> None
             parameter.sequence_parallel = whereabouts.tp is not None
 
 
-def _fill(
+def _load_weights(
     parameters: dict[str, nn.Parameter], weights: dict[str, nn.Parameter], decoder: Any, hf: Any, ranks: Ranks
 ) -> None:
     """Copy an HF model's weights, and the frequencies of its rotary positions, into Megatron's modules."""
-    places = find_places(list(weights), hf.config)
+    places = locate_weights(list(weights), hf.config)
     with torch.no_grad():
         for name, weight in weights.items():
             place = places[name]

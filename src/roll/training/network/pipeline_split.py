@@ -1,11 +1,11 @@
-"""Cutting of a model into pipeline stages of consecutive layers, in place.
+"""Pipeline parallelism: division of a model into stages of consecutive layers, in place.
 
     first stage     embeddings, layers 0 … a
     later stages    layers a + 1 … b
     last stage      layers … , last norm, vocabulary projection, value head; tied embeddings once more
 
-With `vpp`, each stage has that many parts: stage r of p has the parts r, p + r, 2p + r, … Layers and parameters keep
-their names: modules of other stages are replaced by modules without weights (`parts`).
+With `vpp`, each stage has that many model chunks: stage r of p has the chunks r, p + r, 2p + r, … Layers and parameters
+keep their names: modules of other stages are replaced by modules without weights (`model_chunks`).
 
 `roll.config.staging` decides the number of layers per part. The vocabulary projection counts as a number of layers: its
 size divided by the weights of one layer that a token is multiplied with.
@@ -24,18 +24,18 @@ from roll.config.staging import layers_by_part
 from roll.errors import ModelError
 from roll.models import decoder_of
 from roll.training.network.lora import Adapter, find_adapters
-from roll.training.network.packable import check_stages
-from roll.training.network.parts import leave_parts
+from roll.training.network.model_chunks import keep_model_chunks
+from roll.training.network.packing_check import check_stages
 from roll.training.network.weights import persistent_buffers
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import MasterWeights
 
-__all__ = ["Cut", "add_up_tied", "check_cut", "cut"]
+__all__ = ["PipelineSplit", "check_split", "reduce_tied_gradients", "split_into_stages"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class PipelineSplit:
     """A rank's view of the whole model of which it has one stage."""
 
     stage: Stage
@@ -65,32 +65,32 @@ class Cut:
         """Return the whole model's tensors; those of other stages have no data."""
         return {name: own.get(name, tensor) for name, tensor in self.tensors.items()}
 
-    def brought(self, name: str, tensor: Tensor) -> Tensor:
+    def send_to_first(self, name: str, tensor: Tensor) -> Tensor:
         """Send a whole tensor from the stage that has it to rank 0; the result on other ranks is not meaningful.
         Collective.
         """
         stage, owner = self.stage, self.stages_of[name][0]
         if owner and stage.with_first:
             if stage.number == owner:
-                stage.to_first(tensor)
+                stage.send_to_first(tensor)
             elif stage.is_first:
-                return stage.of(owner, tensor)
+                return stage.recv_from(owner, tensor)
         return tensor.new_empty(0, device="cpu") if tensor.is_meta else tensor
 
 
-def check_cut(network: Any, stage: Stage) -> None:
+def check_split(network: Any, stage: Stage) -> None:
     """Check that a network, whole on every rank, can be cut into the stage's number of parts.
 
     Raises:
         ModelError: the network has fewer layers than parts, or passes more than hidden states between layers.
     """
-    models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen]
+    models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen_models]
     for decoder, projection in (*models, (network.decoder, network.projection)):
         check_stages(decoder, [span.start for span in _spans(decoder, projection, stage)[1:]])
 
 
-def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
-    """Keep only this stage's part of a network that passed `check_cut` and is whole on every rank. Collective.
+def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+    """Keep only this stage's part of a network that passed `check_split` and is whole on every rank. Collective.
 
     Args:
         network: `PolicyNetwork` or `ValueNetwork`, on the host.
@@ -104,11 +104,11 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
     whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
     heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
-    for model in network.frozen:
+    for model in network.frozen_models:
         decoder, projection = decoder_of(model), model.get_output_embeddings()
-        leave_parts(model, decoder, projection, (), stage, _spans(decoder, projection, stage), share, dtype)
+        keep_model_chunks(model, decoder, projection, (), stage, _spans(decoder, projection, stage), share, dtype)
     spans = _spans(network.decoder, network.projection, stage)
-    leave_parts(network, network.decoder, network.projection, heads, stage, spans, share, dtype)
+    keep_model_chunks(network, network.decoder, network.projection, heads, stage, spans, share, dtype)
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
     own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
@@ -116,36 +116,36 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
     stages_of = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
     if lost := [name for name, stages in stages_of.items() if not stages]:
         raise ModelError(f"'{lost[0]}' would be in no stage of {network.architecture}: set training.parallel.pp to 1")
-    network.cut = Cut(
+    network.pipeline_split = PipelineSplit(
         stage=stage,
         dtype=dtype,
         tensors={name: _without_data(tensor) for name, tensor in whole.items()},
         stages_of=stages_of,
         adapters=adapters,
-        layers=tuple(spans[part.number] for part in stage.parts),
+        layers=tuple(spans[part.number] for part in stage.chunks),
     )
 
 
 @torch.no_grad()
-def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
+def reduce_tied_gradients(cut: PipelineSplit, weights: MasterWeights) -> None:
     """Sum the gradients of tied weights over the two stages that hold them. Collective."""
     for name in cut.tied:
         if name in weights.parameters:
             grad = weights.grad(name)
             assert grad is not None, f"the loss did not reach {name} in stage {cut.stage.number}"
-            grad.add_(cut.stage.exchanged(grad))
+            grad.add_(cut.stage.exchange_with_other_end(grad))
 
 
 def _spans(decoder: Any, projection: Any, stage: Stage) -> list[range]:
     """Return the layers of each part of the model."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
-        raise ModelError(f"{type(decoder).__name__} cannot be cut into stages: its decoder has no `layers`")
+        raise ModelError(f"{type(decoder).__name__} cannot be split into pipeline stages: its decoder has no `layers`")
     count = stage.count * stage.num_chunks
     if len(layers) < count:
         parts = "needs as many" if stage.num_chunks == 1 else f"x vpp {stage.num_chunks} needs {count}"
         raise ModelError(
-            f"training.parallel.pp {stage.count} {parts} decoder layers, and {type(decoder).__name__} has "
+            f"training.parallel.pp {stage.count} {parts} decoder layers, but {type(decoder).__name__} has "
             f"{len(layers)}: lower it"
         )
     config = decoder.config.get_text_config()

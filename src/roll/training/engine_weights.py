@@ -7,10 +7,10 @@ from roll.protocols import TrainBackend, WeightSource
 from roll.training.spec import TrainerSpec
 from roll.weights.quantization import QuantizedWeights
 
-__all__ = ["outgoing"]
+__all__ = ["engine_weights"]
 
 
-def outgoing(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
+def engine_weights(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
     """Return all weights for the engines, with linear weights quantized if the spec sets a quantization.
 
     Raises:
