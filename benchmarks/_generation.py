@@ -246,7 +246,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         num_steps=case.num_steps,
         left_out=_left_out if case.filters else None,
         max_refills=20 if case.filters else 0,
-        doomed=doomed,
+        early_stop=doomed,
     )
     controller = AsyncController(scheduler, proxy, config, spec)
     began = loop.time()

@@ -175,8 +175,8 @@ BUGS = (
     Bug(
         "the greedy answer is not waited for",
         "group_run.py",
-        "        if self.doomed or (self._complete() and self._companions_complete()):",
-        "        if self.doomed or self._complete():",
+        "        if self.stopped_early or (self._complete() and self._companions_complete()):",
+        "        if self.stopped_early or self._complete():",
     ),
     Bug(
         "redundant rollouts go on running",

@@ -58,7 +58,7 @@ def test_running_an_interrupt_of_who_waits_asks_the_run_to_stop_at_a_boundary():
         stop = StopRequest()
         with stop_on_signals(stop):
             asyncio.get_running_loop().call_soon(_interrupt_me)
-            await stop.unless(asyncio.Event().wait())
+            await stop.run_unless_stopped(asyncio.Event().wait())
 
     with pytest.raises(Interrupted, match="SIGINT"):
         _cell(work)

@@ -151,11 +151,11 @@ def early_stop_predicate(
     if between is None or set(bounds.values()) == {None}:
         return None
 
-    def doomed(finished: Sequence[Rollout], num_missing: int) -> bool:
+    def cannot_pass(finished: Sequence[Rollout], num_missing: int) -> bool:
         judged = [shaped_rollout(rollout, algorithm, max_new_tokens).judged for rollout in finished]
         return cannot_pass_filter(judged, num_missing, between, **bounds)
 
-    return doomed
+    return cannot_pass
 
 
 def _fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[Fate, str]:

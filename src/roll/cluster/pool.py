@@ -122,7 +122,7 @@ class LocalWorkerPool:
         return await self._kept.create_actor(factory, args, prepare)
 
     def sub_pool(self, num_workers: int) -> LocalWorkerPool:
-        """See `WorkerPool.beside`."""
+        """See `WorkerPool.sub_pool`."""
         return LocalWorkerPool(num_workers, memory_limit_bytes=0)
 
     async def _replace(self, worker: _Worker) -> None:

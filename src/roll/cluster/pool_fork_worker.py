@@ -119,7 +119,7 @@ class _ForkServer:
             while True:
                 for key, _ in self._selector.select():
                     if key.data is not None:
-                        self._hear(key.data)
+                        self._read_child(key.data)
                         continue
                     frames = calls.read()
                     if frames is None:
@@ -160,7 +160,7 @@ class _ForkServer:
         self._selector.register(ours, selectors.EVENT_READ, child)
         return child
 
-    def _hear(self, child: _Child) -> None:
+    def _read_child(self, child: _Child) -> None:
         if self._children.get(child.number) is not child:
             return  # it was ended in the meantime
         frames = child.frames.read()

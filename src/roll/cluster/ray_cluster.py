@@ -116,7 +116,8 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
                 f"no Ray cluster can be joined at cluster.address '{config.address}': {error}"
             ) from error
         raise InfraError(
-            f"Ray did not start on this machine: {error} Try again with less running beside it; Ray's own logs are in "
+            f"Ray did not start on this machine: {error} Try again with fewer other programs running; Ray's "
+            "own logs are in "
             "/tmp/ray/session_latest/logs."
         ) from error
 

@@ -65,7 +65,7 @@ class AgentConfig(Section):
     train: Literal["main_chain", "all"] = option(
         "main_chain",
         "What is trained of a rollout. `main_chain`: the longest conversation alone, by its number of answers, and not "
-        "requests beside it (titles, summaries, sub-agents). `all`: every answer of the model. Choose `all` for agents "
+        "other requests (titles, summaries, sub-agents). `all`: every answer of the model. Choose `all` for agents "
         "that write their history anew with every request.",
     )
     sandbox: bool = option(

@@ -50,7 +50,9 @@ class AlgorithmConfig(Section):
     updates: UpdateConfig = option(UpdateConfig(), "How often a batch is used.")
     critic: CriticConfig = option(CriticConfig(), "Value models.")
     credit: CreditConfig = option(CreditConfig(), "Advantages weighted by attention.")
-    imitation: ImitationConfig = option(ImitationConfig(), "Demonstrations, imitated beside the policy's rollouts.")
+    imitation: ImitationConfig = option(
+        ImitationConfig(), "Demonstrations that are imitated with the policy's rollouts."
+    )
     loss: str | None = path_option(
         None,
         "Your own loss instead of ratio, gate, KL, entropy and correction: `package.module:function`, "

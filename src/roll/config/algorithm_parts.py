@@ -66,7 +66,7 @@ class AdvantageConfig(Section):
     per_domain: bool = option(True, "Take means and deviations of `batch` and `running` for each domain on its own.")
     gamma: float = option(1.0, "Discount per token, or per turn where the estimator has turns.", ge=0, le=1)
     gae_lambda: float = option(0.95, "GAE's lambda; 1 is the Monte Carlo return.", ge=0, le=1)
-    step_weight: float = option(1.0, "GiGPO: weight of the step advantage beside the episode's.", ge=0)
+    step_weight: float = option(1.0, "GiGPO: weight of the step advantage relative to the episode's.", ge=0)
     whiten: Literal["none", "token", "turn"] = option(
         "none", "Finally take mean 0 and deviation 1 over all tokens, or all turns, of the batch."
     )
@@ -237,7 +237,7 @@ class CriticConfig(Section):
         "One value head on the policy's own network instead of a model of its own: it learns in the policy's updates.",
     )
     coefficient: float = option(
-        0.1, "`shared`: weight of the value loss beside the policy's; both move the one network.", gt=0
+        0.1, "`shared`: weight of the value loss relative to the policy loss; both update the shared network.", gt=0
     )
     head_learning_rate: float = option(
         1e-4,

@@ -225,7 +225,7 @@ class _Columns(ConversationColumns, _Split):
     expert_key: str | None = option(
         None,
         "Column with a demonstration, an answer as text: where a row has one and it earns a reward, it is imitated "
-        "beside the policy's own answers (`algorithm.imitation`).",
+        "in addition to the policy's own answers (`algorithm.imitation`).",
     )
     limit: int | None = option(None, "Use only the first N rows.", ge=1)
 

@@ -74,7 +74,7 @@ class DistillationBase(RunConfig):
                 f"teachers '{others[0]}' and '{others[1]}' both name no domains: say which sources each one scores"
             )
         if not others and (left := [domain for domain in known if domain not in named]):
-            raise ValueError(f"nobody teaches '{left[0]}': add it to some teacher.domains")
+            raise ValueError(f"'{left[0]}' has no teacher: add it to a teacher's domains")
         return self
 
     @property
@@ -105,10 +105,10 @@ class DistillationConfig(Section):
     )
     beta: float = option(0.5, "Of `jsd`: near 0 it is like `forward`, near 1 like `reverse`.", gt=0, lt=1)
     limit: float | None = option(None, "With `place` reward: advantages are cut at this size, in nats.", gt=0)
-    coefficient: float = option(1.0, "What the divergence counts beside `reward_weight`.", gt=0)
+    coefficient: float = option(1.0, "Weight of the divergence next to `reward_weight`.", gt=0)
     reward_weight: float = option(
         0.0,
-        "What the advantage of the sources' rewards within a group counts beside the teacher; 0: only the teacher "
+        "What the advantage of the sources' rewards within a group counts relative to the teacher; 0: only the teacher "
         "teaches.",
         ge=0,
     )

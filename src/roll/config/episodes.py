@@ -31,7 +31,7 @@ class HistoryConfig(Section):
         "observation says all that is to be known.",
     )
     summary_request: str = option(
-        "Summarise what was asked, what you did and what you learnt, as far as it matters for going on.",
+        "Summarize what was asked, what you did and what you learned, as far as it matters for going on.",
         "How the model is asked for a `summary`.",
         min_length=1,
     )

@@ -56,7 +56,8 @@ class GeneratingConfig(RunConfig):
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
-                f"inference.max_context {context} leaves no room for prompts beside rollout.max_new_tokens {answer}: "
+                f"inference.max_context {context} leaves no room for prompts in addition to "
+                f"rollout.max_new_tokens {answer}: "
                 "raise the one or lower the other"
             )
         return self

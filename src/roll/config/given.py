@@ -45,7 +45,7 @@ def load_with_python_objects(
         ConfigError: the arguments do not fit together; the message tells how to pass them.
     """
     if rows is None and held_out is not None:
-        raise ConfigError("held_out= are rows for evaluation beside data=: give data= as well.")
+        raise ConfigError("held_out= needs data=: pass the training rows as data= as well.")
     if rows is None and reward is None:
         return load_config(config, overrides)
     tree = plain_tree(config)

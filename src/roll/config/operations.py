@@ -63,7 +63,7 @@ class TrackingConfig(Section):
     rollouts: bool = option(True, "Write every rollout to Parquet.")
     token_columns: bool = option(
         True,
-        "Also write what the trainer said of every token of the rollouts (log-probs, advantages, the reference's), "
+        "Also write the trainer's values of every token of the rollouts (log-probs, advantages, the reference's), "
         "for `roll dashboard`.",
     )
     record_rollouts: bool = option(

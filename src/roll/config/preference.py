@@ -49,7 +49,7 @@ class Method:
     """A class of `algorithms.losses.preference.forms`; empty if answers are not compared in pairs (KTO)."""
     form_arguments: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the loss besides its settings."""
+    """Arguments of the loss in addition to its settings."""
     defaults: Mapping[Setting, float]
     """The paper's defaults, if it has any; the keys are all settings that the method has."""
 

@@ -46,7 +46,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "reward_model.centring": "centering",
     "rollout.agent.demands": "format_constraints",
     "rollout.agent.when_it_fails": "on_failure",
-    "rollout.scheduling.stop_doomed_groups": "early_stop_groups",
+    "rollout.scheduling.stop_doomed_groups": "early_stop_groups",  # vocabulary: a former name
     "sandbox.patience_s": "reconnect_timeout_s",
     "tool_calls.reads_reasoning": "parse_reasoning",
     "training.close_heap": "malloc_trim",
@@ -57,7 +57,7 @@ RENAMED_KEYS: Mapping[str, str] = {
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "distillation.place": {"kept": "precomputed"},
     "preference.reference": {"kept": "precomputed"},
-    "reward.verdict": {"likeliest": "most_likely"},
+    "reward.verdict": {"likeliest": "most_likely"},  # vocabulary: a former value
     "rollout.agent.format_constraints": {"refuse": "reject", "tell": "prompt"},
 }
 """New values by key (its new name) and old value."""

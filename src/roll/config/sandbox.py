@@ -42,7 +42,8 @@ class SandboxConfig(Section):
     )
     packages: list[str] | None = option(
         None,
-        "Installed Python packages that programs may import, besides the standard library; by default numpy, where "
+        "Installed Python packages that programs may import with the standard library; by default "
+        "numpy, where "
         "sandboxes have this machine's Python.",
         examples=[["numpy", "sympy"]],
     )

@@ -37,7 +37,7 @@ class Share(Section):
 
 
 class ConversationColumns(Share):
-    """Optional columns of rows besides messages, and how unreadable rows are treated."""
+    """Optional columns of rows in addition to messages, and how unreadable rows are treated."""
 
     system_key: str | None = option(
         "system",

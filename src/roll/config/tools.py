@@ -138,10 +138,10 @@ def as_tool_list(value: Any) -> Any:
 class ToolRewardsConfig(Section):
     """Rewards of tool calls themselves, in addition to the environment's reward for the episode."""
 
-    call: float = option(0.0, "Each call, whatever comes of it.")
-    success: float = option(0.0, "Beside that, each call that worked.")
-    error: float = option(0.0, "Beside that, each call that came to nothing: wrong arguments, a program that fails.")
-    format: float = option(0.0, "Each malformed call.")
+    call: float = option(0.0, "Reward of each call, whether it works or not.")
+    success: float = option(0.0, "Additional reward of each call that works.")
+    error: float = option(0.0, "Additional reward of each call that fails: wrong arguments, or a program that fails.")
+    format: float = option(0.0, "Reward of each malformed call.")
 
 
 class ToolCallsConfig(Section):

@@ -142,7 +142,7 @@ class TrainingConfig(Section):
         0.0,
         "Coefficient of the loss by which a mixture's routers are kept even (Switch, arXiv 2101.03961), over all "
         "tokens of a batch; what `router_aux_loss_coef` is in the model's configuration. 0 by default: a reward is "
-        "what is learnt from, and the model comes balanced. Costs one more forward pass.",
+        "what is trained on, and the model comes balanced. Costs one more forward pass.",
         ge=0,
     )
     router_bias_rate: float = option(

@@ -69,13 +69,13 @@ class SavedRun(Generic[S]):
             CheckpointError: A trainer's part is missing, or cannot be read.
         """
         paths = [self.trainer_path, *map(self.critic_path, range(len(critics)))]
-        with _advised(self.path):
+        with _with_advice(self.path):
             for trainer, path in zip((policy, *critics), paths, strict=True):
                 await trainer.load(path)
 
 
 @contextmanager
-def _advised(path: Path) -> Iterator[None]:
+def _with_advice(path: Path) -> Iterator[None]:
     """Run the body with advice appended to the message of a `CheckpointError`."""
     try:
         yield
@@ -124,7 +124,7 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
     except CheckpointVersionError as error:
         raise CheckpointVersionError(f"checkpoint '{path}' cannot be read: {error}") from None
     except (OSError, ValueError) as error:
-        with _advised(path):
+        with _with_advice(path):
             raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error
     return SavedRun(path=path, state=state, ledger=ledger)
 

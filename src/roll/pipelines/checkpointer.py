@@ -86,7 +86,7 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self._saved_at = self.clock()
 
-    def due(self, state: RunState) -> bool:
+    def is_due(self, state: RunState) -> bool:
         """Return whether a checkpoint of this step is due: by step number, by time since the last one, or as the best
         one.
         """
@@ -112,7 +112,7 @@ class Checkpointer:
             logger.warning("%s", error)
         if final.is_dir():
             return final
-        async with self._saying_what_to_do(final, new.temporary):
+        async with self._with_advice(final, new.temporary):
             await asyncio.to_thread(remove_unfinished, self.run.checkpoints_dir)
             await self._begin(new.temporary)
         self._pending, self._saved_at = new, self.clock()
@@ -131,7 +131,7 @@ class Checkpointer:
         if pending is None:
             return
         try:
-            async with self._saying_what_to_do(pending.final, pending.temporary):
+            async with self._with_advice(pending.final, pending.temporary):
                 if self.config.asynchronous and not all([await t.is_save_written(wait=wait) for t in self._trainers]):
                     return
                 await asyncio.to_thread(self._publish, pending)
@@ -177,7 +177,7 @@ class Checkpointer:
         return [self.trainer, *self.critics]
 
     @contextlib.asynccontextmanager
-    async def _saying_what_to_do(self, final: Path, temporary: Path) -> AsyncIterator[None]:
+    async def _with_advice(self, final: Path, temporary: Path) -> AsyncIterator[None]:
         """Run the body with any error of writing a checkpoint raised as one message that says what to do.
 
         The unfinished checkpoint is removed once no trainer writes to it any more.
@@ -207,8 +207,8 @@ def _failed(final: Path, temporary: Path, error: Exception) -> CheckpointError |
     what = f"the checkpoint '{final}' could not be written: {reason or error}. {before}."
     if reason is None:
         return CheckpointError(what)
-    mend = f"{free / 2**20:,.0f} MiB were free there. Make room or mend it; `roll resume` then goes on."
-    return RunDirectoryError(f"{what} {mend}")
+    advice = f"{free / 2**20:,.0f} MiB were free there. Free space or fix the cause; `roll resume` then continues."
+    return RunDirectoryError(f"{what} {advice}")
 
 
 def _os_reason(error: BaseException | None) -> str | None:

@@ -23,7 +23,7 @@ from roll.pipelines.checkpoint_files import (
     read_checkpoint,
     remove_unfinished,
 )
-from roll.pipelines.preparation import engine_begun
+from roll.pipelines.preparation import prestart_engine
 from roll.pipelines.recording.files import truncate_recording
 from roll.pipelines.registry import PIPELINES
 from roll.pipelines.run import Session
@@ -31,7 +31,7 @@ from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
-from roll.tracking.logs import logs_aside
+from roll.tracking.logs import redirect_logs
 from roll.tracking.run_directory import writing
 from roll.tracking.sinks import check_packages
 from roll.tracking.summary import summarise
@@ -58,7 +58,7 @@ def resume(
 ) -> Summary:
     """Continue a run from its newest checkpoint, or from the beginning if it has none.
 
-    A finished run is not changed. Records of a run without a checkpoint are moved aside.
+    A finished run is not changed. Records of a run without a checkpoint are moved to another directory.
 
     Args:
         run_path: Run directory.
@@ -75,13 +75,13 @@ def resume(
         saved = read_checkpoint(path, pipeline.state) if path else None
         edited = [as_override(key, value_at(dump_config(config), key)) for key, _, _ in user_edits(run_path)]
         num_steps = pipeline.facts(config, saved.state if saved else RunState()).num_steps
-        if _ended(run, saved, num_steps, _changes(run, config)):
+        if _has_finished(run, saved, num_steps, _changes(run, config)):
             return summarise(run.name, run.path, run.metrics_path)
         notes = []
         if edited:
             notes.append(f"config.yaml is not as ROLL wrote it: the run goes on with {', '.join(edited)}")
-        if saved is None and (aside := run.set_aside()) is not None:
-            notes.append(f"there is no checkpoint, so the run begins again; what it recorded is kept in '{aside}'")
+        if saved is None and (kept := run.set_aside()) is not None:
+            notes.append(f"there is no checkpoint, so the run begins again; what it recorded is kept in '{kept}'")
         return run_to_end(_train(config, run, saved, [*edited, *overrides], callbacks, notes))
 
 
@@ -93,7 +93,7 @@ def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
     return [as_override(key, value_at(now, key)) for key in changed if not key.startswith("cluster.")]
 
 
-def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, changes: Sequence[str]) -> bool:
+def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, changes: Sequence[str]) -> bool:
     """Return whether a run has finished all its steps, and log it.
 
     Args:
@@ -156,13 +156,13 @@ async def _train(
     stop = StopRequest(tracker.note)
     with writing(run.path):
         truncate_recording(run.recording_dir, step if saved else -1)
-    with tracker, stop_on_signals(stop), engine_begun(config):
+    with tracker, stop_on_signals(stop), prestart_engine(config):
         for note in notes:
             tracker.note(note)
         try:
             async with AsyncExitStack() as stack:
                 session = Session(directory=run, tracker=tracker, stop=stop, saved=saved)
-                with stop.cancelling():
+                with stop.cancel_on_stop():
                     work = await stack.enter_async_context(pipeline.open(config, session))
                 run.adopt(dump_config(config), step, overrides)
                 await work()
@@ -184,5 +184,5 @@ def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
     if model is not None:
         saved = find_model_directory(Path(model))
         config = config.with_model(str(saved) if saved else model)
-    with logs_aside("eval"):
+    with redirect_logs("eval"):
         return run_to_end(PIPELINES.get(config.pipeline).evaluate(config))

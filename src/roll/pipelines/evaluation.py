@@ -16,8 +16,8 @@ from roll.config.rollout import EvaluationConfig
 from roll.errors import AlarmError, DataError
 from roll.pipelines import measures
 from roll.pipelines.generation import open_generation, start_roles
-from roll.pipelines.learning.failures import check_failures, describe, failures_of
-from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.learning.failures import check_failures, count_failures, describe
+from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run
 from roll.rollout import SamplingPlan
@@ -34,7 +34,7 @@ class Evaluator:
 
     run: Run[Any]
     """Run of the policy."""
-    live: LivePolicy
+    live: ServedPolicy
     """Engines that hold the policy."""
     held_out: Sequence[PromptDraw]
     """Prompts of every evaluation."""
@@ -46,7 +46,7 @@ class Evaluator:
     """Thresholds of alarms."""
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether an evaluation after this step is configured, possible, and not done yet."""
         state, every = self.run.state, self.config.every_num_steps
         last = state.step == self.run.num_steps
@@ -55,16 +55,16 @@ class Evaluator:
 
     async def evaluate_if_due(self) -> bool:
         """Evaluate now if it is due, while nothing else runs; return whether it was due."""
-        if not self.due:
+        if not self.is_due:
             return False
         await self.live.wake()
         with self.run.spans.phase("evaluate"):
-            await self.run.stop.unless(self.evaluate())
+            await self.run.stop.run_unless_stopped(self.evaluate())
         return True
 
     def begin_if_due(self) -> None:
         """Start an evaluation of the engines' current policy in the background; the next weight sync waits for it."""
-        if self.due:
+        if self.is_due:
             before = self.live.evaluation
 
             async def work() -> None:
@@ -106,7 +106,7 @@ class Evaluator:
         Raises:
             AlarmError: Before the first step, every answer failed, so training would too.
         """
-        step, failures = self.run.state.step, failures_of(groups)
+        step, failures = self.run.state.step, count_failures(groups)
         if text := describe(failures):
             logger.warning("evaluation after step %d: %s", step, text)
         alarms = check_failures(self.alarms, [failures.counts], failures, first=True) if step == 0 else []
@@ -131,6 +131,6 @@ async def measure(config: GeneratingConfig) -> dict[str, float]:
         generation = await open_generation(config, roles, prepared.data.renderer, stack)
         plan = sampling_plans(config, prepared.stop_token_ids)[1]
         groups = await generation.scheduler.collect(draws, plan)
-        if text := describe(failures_of(groups)):
+        if text := describe(count_failures(groups)):
             logger.warning("%s", text)
         return measures.evaluation_metrics(groups)

@@ -83,7 +83,7 @@ def check_hub(repository: str) -> None:
         )
     if get_token() is None:
         raise HubError(
-            "nobody is signed in at the Hugging Face hub: run `hf auth login`, or set HF_TOKEN to a token that may "
+            "no user is signed in to the Hugging Face hub: run `hf auth login`, or set HF_TOKEN to a token that may "
             "write. Nothing was written."
         )
 
@@ -123,6 +123,6 @@ def _first_line(error: Exception) -> str:
 
 def _fail(directory: Path, repository: str, reason: str, error: Exception) -> NoReturn:
     raise HubError(
-        f"'{directory}' was written, but not uploaded: {reason}. Once that is mended: "
+        f"'{directory}' was written, but not uploaded: {reason}. Once that is fixed: "
         f"`hf upload {repository} {directory}`."
     ) from error

@@ -19,13 +19,13 @@ from roll.config.generating import GeneratingConfig
 from roll.inference import engine_capabilities
 from roll.protocols import StateKind, TrainerGroup
 
-__all__ = ["EVERYTHING", "SharedDevices", "hands_over"]
+__all__ = ["EVERYTHING", "SharedDevices", "offloads_colocated"]
 
 Phase: TypeAlias = Literal["generation", "training"]
 EVERYTHING: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
-def hands_over(config: GeneratingConfig, *, accelerated: bool) -> bool:
+def offloads_colocated(config: GeneratingConfig, *, accelerated: bool) -> bool:
     """Return whether engines and the trainers on their devices hand memory over to each other.
 
     Args:
@@ -84,8 +84,8 @@ class SharedDevices:
         """Offload all states of trainers that a weight sync does not need, then wake the engines."""
         assert self._engines is not None, "engines have joined"
         self.phase = "generation"
-        aside = ((each, ("optimizer",) if each is self._policy else EVERYTHING) for each in self._trainers)
-        await asyncio.gather(*(trainer.offload(states) for trainer, states in aside))
+        offloaded = ((each, ("optimizer",) if each is self._policy else EVERYTHING) for each in self._trainers)
+        await asyncio.gather(*(trainer.offload(states) for trainer, states in offloaded))
         await self._engines.wake()
 
     @asynccontextmanager

@@ -15,13 +15,13 @@ from typing import Any
 
 from roll.pipelines.generation import Generation
 from roll.pipelines.hand_over import SharedDevices
-from roll.pipelines.run import Run, whole_run
+from roll.pipelines.run import Run, run_session
 from roll.rollout import AsyncController, SamplingPlan
 from roll.rollout.watchdog import Watchdog
 from roll.tracking.rollout_trace import trace_engine_steps
 from roll.weights import SyncReport, WeightSync
 
-__all__ = ["LivePolicy"]
+__all__ = ["ServedPolicy"]
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ LOOK_S = 1.0
 
 
 @dataclass(kw_only=True, slots=True)
-class LivePolicy:
+class ServedPolicy:
     """Engines that serve the policy of a trainer."""
 
     run: Run[Any]
@@ -62,7 +62,7 @@ class LivePolicy:
         dog = Watchdog(self.generation.scheduler.life, stall_s, logger.warning, self.run.spans.under_way)
         watchdog = asyncio.create_task(dog.watch(), name="watchdog")
         try:
-            async with whole_run(self.run, self.close):
+            async with run_session(self.run, self.close):
                 self.run.tracker.note("bringing the weights to the engines")
                 await self.sync()
                 yield
@@ -133,7 +133,7 @@ class LivePolicy:
         """Write the engines' steps to the trace."""
         trace_engine_steps(self.generation.proxy.engines, self.run.spans.event)
 
-    async def evaluated(self) -> None:
+    async def wait_for_evaluation(self) -> None:
         """Wait for the evaluation in progress, if any."""
         if self.evaluation is not None:
             await self.evaluation

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roll.pipelines.learning.failures import failures_of
+from roll.pipelines.learning.failures import count_failures
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
 from roll.tracking.intervals import accuracy_figures
@@ -72,7 +72,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "rollout/num_tokens": float(sum(lengths)),
         }
     )
-    metrics |= failures_of(groups).metrics()
+    metrics |= count_failures(groups).metrics()
     for name in sorted({name for r in scored for name in r.counts}):
         metrics[f"rollout/{name}"] = float(sum(r.counts.get(name, 0) for r in scored))
     by_domain: dict[str, list[Rollout]] = defaultdict(list)
@@ -148,7 +148,7 @@ def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
     If no answer was scored, score, accuracy and reward are absent, since 0 would look like a result.
     """
     scored = [r for g in groups for r in g.scored]
-    failures = failures_of(groups)
+    failures = count_failures(groups)
     metrics = {"eval/num_answers": float(len(scored)), "eval/infra_errors": float(failures.failed)}
     if not scored:
         return metrics

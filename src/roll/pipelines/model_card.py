@@ -41,7 +41,7 @@ _SETTINGS = (
     "model.dtype",
     "seed",
 )
-_LEARNT_BY = {
+_METHODS = {
     "distill": "distillation",
     "distill_offline": "distillation",
     "preference": "learning from preferences",
@@ -72,12 +72,12 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
         "",
         f"# {title}",
         "",
-        f"{_shown(name) or 'A language model'}, trained for {step} steps of {_learnt_by(config)} with "
+        f"{_public_name(name) or 'A language model'}, trained for {step} steps of {_method_of(config)} with "
         f"ROLL {__version__}" + (". This is the adapter alone, for `peft`:" if adapter else "."),
         "",
         *(_use(name, scores=value_at(config, "pipeline") == "reward_model") if adapter else ()),
         *_settings(config),
-        *_figures(read_metrics(checkpoint.parent.parent / "metrics.jsonl"), step),
+        *_metric_lines(read_metrics(checkpoint.parent.parent / "metrics.jsonl"), step),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -99,15 +99,15 @@ def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str,
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-classification" if scores else "text-generation",
         **({"base_model": name} if on_hub else {}),
-        "tags": [_learnt_by(config).replace(" ", "-"), "roll", *([str(algorithm)] if algorithm else [])],
+        "tags": [_method_of(config).replace(" ", "-"), "roll", *([str(algorithm)] if algorithm else [])],
     }
 
 
-def _learnt_by(config: Mapping[str, Any]) -> str:
-    return _LEARNT_BY.get(str(value_at(config, "pipeline")), "reinforcement learning")
+def _method_of(config: Mapping[str, Any]) -> str:
+    return _METHODS.get(str(value_at(config, "pipeline")), "reinforcement learning")
 
 
-def _shown(name: str) -> str:
+def _public_name(name: str) -> str:
     """Return a model's name without directories of the machine that trained it."""
     return f"`{_bare(name)}`" if name else ""
 
@@ -152,7 +152,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
     yield ""
 
 
-def _figures(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[str]:
+def _metric_lines(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[str]:
     """Yield the lines with metrics up to the exported step."""
     seen = [row for row in rows if row["step"] <= step]
     rewards = [row["reward/mean"] for row in seen if row["kind"] == "train" and row.get("reward/mean") is not None]

@@ -31,7 +31,7 @@ from roll.running import run_to_end
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
 
-__all__ = ["Prepared", "engine_begun", "engine_specs", "prepare", "probe_sequences", "sampling_plans"]
+__all__ = ["Prepared", "engine_specs", "prepare", "prestart_engine", "probe_sequences", "sampling_plans"]
 
 NUM_PROBES = 4
 
@@ -73,7 +73,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     max_context = config.inference.max_context or context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:
         raise ConfigError(
-            f"a context of {max_context} tokens leaves no room for prompts beside rollout.max_new_tokens "
+            f"a context of {max_context} tokens leaves no room for prompts next to rollout.max_new_tokens "
             f"{config.rollout.max_new_tokens}: lower it, or raise inference.max_context (where the model allows it)."
         )
     data = build_data(
@@ -96,7 +96,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     )
 
 
-def engine_begun(config: RunConfig) -> AbstractContextManager[None]:
+def prestart_engine(config: RunConfig) -> AbstractContextManager[None]:
     """Return a context in which the model-independent start of the first engine runs in the background."""
     if not isinstance(config, GeneratingConfig) or not config.starts_engines or config.cluster.type != "local":
         return nullcontext()

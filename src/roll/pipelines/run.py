@@ -29,7 +29,7 @@ from roll.protocols import TrainerGroup
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory, Spans, Tracker
 
-__all__ = ["Run", "Session", "beginning", "take_steps", "whole_run"]
+__all__ = ["Run", "Session", "restore_state", "run_session", "take_steps"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Session:
     """Checkpoint from which the run resumes, with the pipeline's class of state; `None` for a new run."""
 
 
-def beginning(
+def restore_state(
     saved: SavedRun[S] | None,
     stream: WeightedStream[Any, Any],
     kind: type[S] = RunState,
@@ -167,7 +167,7 @@ class Run(Generic[S]):
                 path = await self.save_boundary()
         except Exception as failure:  # the cause of the first error may break this too
             if str(failure) != str(error):
-                logger.warning("what was learnt since the last checkpoint could not be saved: %s", failure)
+                logger.warning("the training progress since the last checkpoint could not be saved: %s", failure)
         else:
             logger.warning("the run ends early (%s); up to step %d it is saved in %s", error, self.state.step, path)
 
@@ -195,7 +195,7 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
                 await run.checkpointer.settle(wait=False)
                 if alarms:
                     await run.save_at_the_end()
-                elif run.checkpointer.due(run.state):
+                elif run.checkpointer.is_due(run.state):
                     await run.save(wait=False)
                 if alarms:
                     raise AlarmError("; ".join(alarms))
@@ -209,7 +209,7 @@ async def _nothing_to_close() -> None:
 
 
 @asynccontextmanager
-async def whole_run(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
+async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
     """Run the body, a whole session, and save what can be saved however it ends.
 
     Args:

@@ -51,7 +51,7 @@ class StopRequest:
             self.signal_name = signal_name
             self._say(f"{signal_name}: the run ends, its last whole step saved; a second signal ends it at once")
 
-    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, and cancel it if a stop is requested.
 
         Raises:
@@ -74,7 +74,7 @@ class StopRequest:
         return task.result()
 
     @contextlib.contextmanager
-    def cancelling(self) -> Iterator[None]:
+    def cancel_on_stop(self) -> Iterator[None]:
         """Run the body so that a stop request cancels its task; unlike with `unless`, context variables that it sets
         stay set.
 
@@ -118,7 +118,7 @@ def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monoton
 
     first: list[tuple[int, float]] = []
 
-    def hear(number: int, frame: FrameType | None) -> None:
+    def on_signal(number: int, frame: FrameType | None) -> None:
         if not first:
             first.append((number, clock()))
         elif number != first[0][0] or clock() - first[0][1] > ONE_SIGNAL_S:
@@ -129,7 +129,7 @@ def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monoton
 
     for number in watched:
         loop.add_signal_handler(number, stop.set, number.name)
-        signal.signal(number, hear)  # handled at once, since a callback may block the loop and with it `stop.set`
+        signal.signal(number, on_signal)  # handled at once, since a callback may block the loop and with it `stop.set`
         signal.siginterrupt(number, False)
     try:
         yield

@@ -29,7 +29,7 @@ class BatchSpec:
     """Returns why a filter leaves a group out, empty if it passes; set if groups that are left out are replaced."""
     max_refills: int = 0
     """Replacement groups that a step may launch, as a multiple of N."""
-    doomed: EarlyStopPredicate | None = None
+    early_stop: EarlyStopPredicate | None = None
     """Predicate that tells whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the domains if they are trained in fixed proportion (`Quotas`); empty if the mix is free."""

@@ -227,7 +227,7 @@ class AsyncController:
                 self._scheduler,
                 num_launched=current.num_rollouts,
                 first_finished=current.first_finished,
-                doomed=spec.doomed,
+                early_stop=spec.early_stop,
                 on_start=lambda run: self.buffer.start(run.draw.draw_id),
                 on_end=self._on_end,
                 before_reward=self._scoring,
@@ -268,7 +268,7 @@ class AsyncController:
         return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]
 
     def _reason(self, run: GroupRun) -> str:
-        if run.doomed:
+        if run.stopped_early:
             return "no outcome of its running rollouts could pass the filters"
         return self._spec.left_out(run.group) if self._spec.left_out is not None else ""
 
@@ -297,12 +297,12 @@ class AsyncController:
             self._fill()
         pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
         for run, _ in pairs:
-            self._census.add(run, counts=not run.doomed)
+            self._census.add(run, counts=not run.stopped_early)
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
         batch = Batch(
             groups=[run.group for run, _ in pairs],
             left_out={run.draw.draw_id: why for run, why in pairs if why}
-            | {live.draw_id: self._reason(live.run) for live in taken if live.run.doomed},
+            | {live.draw_id: self._reason(live.run) for live in taken if live.run.stopped_early},
             expired={draw_id: why for draw_id, (_, why) in self._expired.items()},
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,

@@ -177,7 +177,7 @@ class EngineConnection:
             return
         if not call.answer.done():
             if task.cancelled():
-                error = InfraError(f"engine {self.engine.engine_id} cancelled a call that nobody gave up")
+                error = InfraError(f"engine {self.engine.engine_id} canceled a call that no caller had canceled")
             if error is not None:
                 call.answer.set_exception(error)
                 call.answer.exception()

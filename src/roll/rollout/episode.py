@@ -132,7 +132,7 @@ async def play(
             replies = [] if over else _to_replies(observation, info, renderer)
             for reply in replies:
                 check_consumed(reply.content, settings.name)
-            if over or not await episode.hear(replies, info.get("tool_calls") or ()):
+            if over or not await episode.receive_replies(replies, info.get("tool_calls") or ()):
                 break
     if anchor is not None and not episode.begun:
         raise build_replay_error(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
@@ -240,7 +240,7 @@ class _Episode:
 
     # ---- observations
 
-    async def hear(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> bool:
+    async def receive_replies(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> bool:
         """Add the environment's replies to the next context; return False if there is no room for an answer.
 
         If the history is a summary and room is short, the model writes a summary first. Replies that are still too long

@@ -28,7 +28,7 @@ class GroupRun:
         attempts: Makes rollouts.
         num_launched: Rollouts to start for the group; those beyond `plans[0].group_size` are redundant.
         first_finished: Whether the first rollouts that finish form the group, or those that were launched first.
-        doomed: Predicate that tells whether the group can no longer pass its filters.
+        early_stop: Predicate that tells whether the group can no longer pass its filters.
         on_start: Called when the first rollout gets an engine.
         on_end: Called once, when the group is complete, can no longer pass its filters, or has failed with an error.
         before_reward: Event for which scoring waits.
@@ -42,7 +42,7 @@ class GroupRun:
         *,
         num_launched: int | None = None,
         first_finished: bool = False,
-        doomed: EarlyStopPredicate | None = None,
+        early_stop: EarlyStopPredicate | None = None,
         on_start: Callable[[GroupRun], None] = lambda run: None,
         on_end: Callable[[GroupRun], None] = lambda run: None,
         before_reward: asyncio.Event | None = None,
@@ -51,11 +51,11 @@ class GroupRun:
         self.error: BaseException | None = None
         """An error that is neither the model's nor the infrastructure's."""
         self.ended = False
-        self.doomed = False
+        self.stopped_early = False
         self._attempts = attempts
         self._plan = plans[0]
         self._first_finished = first_finished
-        self._doom = doomed
+        self._early_stop = early_stop
         self._on_end = on_end
         self._on_start = on_start
         self._started = False
@@ -132,15 +132,15 @@ class GroupRun:
             self._companions[rollout_id.purpose][rollout_id.index] = task.result()
         else:
             self._done[rollout_id.index] = task.result()
-            self.doomed = not self._complete() and self._cannot_pass_filter()
-        if self.doomed or (self._complete() and self._companions_complete()):
+            self.stopped_early = not self._complete() and self._cannot_pass_filter()
+        if self.stopped_early or (self._complete() and self._companions_complete()):
             self._end()
 
     def _cannot_pass_filter(self) -> bool:
         """Return whether the group can no longer pass its filters, whatever rollouts join those that are sure to be in
         it.
         """
-        if self._doom is None:
+        if self._early_stop is None:
             return False
         good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
         running = self._running_indices()
@@ -151,7 +151,7 @@ class GroupRun:
             sure = [index for index in good if sum(other < index for other in (*good, *running)) < size]
         missing = size - len(sure)
         others = len(good) - len(sure) + len(running)
-        return 0 < missing <= others and self._doom([self._done[index] for index in sure], missing)
+        return 0 < missing <= others and self._early_stop([self._done[index] for index in sure], missing)
 
     def _end(self) -> None:
         if self.ended:

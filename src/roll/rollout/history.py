@@ -69,8 +69,8 @@ def history_messages(history: History, prompt: Sequence[Message], exchanges: Seq
     kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
     if kept < len(exchanges):
         first = len(exchanges) - kept
-        heard = join_contents(exchanges[first - 1].replies)
-        prompt, exchanges = with_text(prompt, heard, keep_task=history.keep_task), exchanges[first:]
+        replies = join_contents(exchanges[first - 1].replies)
+        prompt, exchanges = with_text(prompt, replies, keep_task=history.keep_task), exchanges[first:]
     return [*prompt, *(message for one in exchanges for message in (one.answer, *one.replies))]
 
 

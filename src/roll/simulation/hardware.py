@@ -68,7 +68,7 @@ class Device(Section):
     )
     collective_latency_s: float = option(..., "Of one small all-reduce within a machine.", unit="seconds", ge=0)
     sync_overhead_s: float = option(..., "Of every weight sync, whatever its size.", unit="seconds", ge=0)
-    measured: Measured | None = option(None, "In place of the roofline, for one model and width.")
+    measured: Measured | None = option(None, "Instead of the roofline, for one model and width.")
     sources: dict[str, str] = option({}, "Where each of these numbers comes from, by its key; `roll plan` prints it.")
 
 

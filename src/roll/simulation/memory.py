@@ -16,11 +16,11 @@ from roll.simulation.hardware import Device, Model
 __all__ = ["TrainerSettings", "find_misfit", "memory_of", "trainer_bytes"]
 
 STATE_BYTES = 12
-"""Bytes of a trained parameter besides its weight: gradient and two moments in float32."""
+"""Bytes of a trained parameter in addition to its weight: gradient and two moments in float32."""
 TRAINER_SHARE = 0.9
 """Share of a device's memory that a plan may use for a trainer."""
 PROMPT_ROOM = 1024
-"""Tokens of a prompt for which a sequence must have room besides its longest answer."""
+"""Tokens of a prompt for which a sequence must have room in addition to its longest answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

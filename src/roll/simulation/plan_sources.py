@@ -301,7 +301,7 @@ def _device_here() -> tuple[str, str]:
 
 
 def _update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
-    """Return the numbers on which the duration of an update depends besides the device.
+    """Return the numbers on which the duration of an update depends in addition to the device.
 
     Args:
         config: the workload.

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["Terminal", "logs_aside", "redirect_infrastructure_logs", "tail"]
+__all__ = ["Terminal", "redirect_infrastructure_logs", "redirect_logs", "tail"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -80,7 +80,7 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
 
 
 @contextlib.contextmanager
-def logs_aside(name: str) -> Iterator[Path]:
+def redirect_logs(name: str) -> Iterator[Path]:
     """Run the body with all output except the final result written to a temporary file.
 
     ROLL's own warnings are still printed to standard error. The file is kept if an exception propagates, which then

@@ -25,7 +25,7 @@ from roll.pipelines.episodes import anchors
 from roll.pipelines.episodes.curriculum import domain_of
 from roll.pipelines.episodes.draws import EpisodeDraws
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.pipelines.reinforcement.demonstrations import replayed
+from roll.pipelines.reinforcement.demonstrations import anchor_demonstration
 from roll.rollout.episode import play
 from roll.types import (
     Anchor,
@@ -103,14 +103,14 @@ def group(*solved: bool | str, uid: str = "a/9", anchor: Anchor | None = None, t
     ],
 )
 def test_anchors_lie_where_they_should(config: dict[str, Any], num_turns: int, expected: list[int]) -> None:
-    assert anchors.anchors_of(AnchorsConfig(**config), num_turns) == expected
+    assert anchors.choose_anchors(AnchorsConfig(**config), num_turns) == expected
 
 
 @given(num_turns=st.integers(2, 300), num_anchors=st.integers(1, 400))
 def test_anchor_even_anchors_are_different_boundaries_inside_at_like_distances(
     num_turns: int, num_anchors: int
 ) -> None:
-    found = anchors.anchors_of(AnchorsConfig(num_anchors=num_anchors), num_turns)
+    found = anchors.choose_anchors(AnchorsConfig(num_anchors=num_anchors), num_turns)
     assert len(found) == min(num_anchors, num_turns - 1)
     gaps = np.diff([0, *found, num_turns])
     assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
@@ -125,9 +125,9 @@ def test_anchor_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
 
 def test_anchor_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
     won = group(True, False, False, False)
-    assert len(anchors.updated(ROLLBACK, [], [won], ())) == 1
+    assert len(anchors.update_kept_episodes(ROLLBACK, [], [won], ())) == 1
     summed_up = tuple(replace(rollout, counts={"summaries": 1}) for rollout in won.rollouts)
-    assert anchors.updated(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
+    assert anchors.update_kept_episodes(ROLLBACK, [], [replace(won, rollouts=summed_up)], ()) == ()
 
 
 def test_anchor_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes_and_boundaries() -> None:
@@ -190,43 +190,48 @@ def at(one: KeptEpisode, num_turns: int) -> Anchor:
 
 def test_anchor_an_anchor_is_passed_once_the_last_rollouts_from_it_succeeded() -> None:
     first = kept()
-    (one,) = anchors.updated(ROLLBACK, [first], [group(True, False, anchor=at(first, 3))], ())
+    (one,) = anchors.update_kept_episodes(ROLLBACK, [first], [group(True, False, anchor=at(first, 3))], ())
     assert one.recent == {3: (True, False)} and not one.passed
-    (two,) = anchors.updated(ROLLBACK, [one], [group(True, anchor=at(first, 3))], ())
+    (two,) = anchors.update_kept_episodes(ROLLBACK, [one], [group(True, anchor=at(first, 3))], ())
     assert two.recent == {3: (False, True)}
-    (three,) = anchors.updated(
+    (three,) = anchors.update_kept_episodes(
         ROLLBACK, [two], [group(True, anchor=at(first, 3)), group(False, anchor=at(first, 1))], ()
     )
     assert three.passed == {3} and three.recent == {1: (False,)}
     last = replace(three, passed=frozenset({3, 2, 1}))
     beaten = group(True, True, anchor=at(first, 0))
-    assert anchors.updated(ROLLBACK, [last], [beaten], ()) == ()
-    (held,) = anchors.updated(ROLLBACK, [last], [beaten], {"a/0"})  # something is in flight that begins there
+    assert anchors.update_kept_episodes(ROLLBACK, [last], [beaten], ()) == ()
+    (held,) = anchors.update_kept_episodes(ROLLBACK, [last], [beaten], {"a/0"})  # a draw that begins there is in flight
     assert held.passed == {0, 1, 2, 3} and anchors.choose(ROLLBACK, [held], {}, domain="a", seed=0, number=0) is None
 
 
 def test_anchor_rare_successes_are_kept_and_the_oldest_gives_way_to_a_new_one() -> None:
     config = PARALLEL.model_copy(update={"num_kept": 2})
-    found = anchors.updated(config, [], [group(True, False, False), group(True, True, False, uid="a/8")], ())
+    found = anchors.update_kept_episodes(
+        config, [], [group(True, False, False), group(True, True, False, uid="a/8")], ()
+    )
     assert [(one.trajectory.uid, one.position, one.shown) for one in found] == [("a/9", 7, False)]
     assert found[0].trajectory.turns == trajectory(3).turns and found[0].trajectory.reward == 1.0
-    assert anchors.updated(config, found, [group(True, False, turns=2)], ()) == found  # one of a prompt
+    assert anchors.update_kept_episodes(config, found, [group(True, False, turns=2)], ()) == found  # one of a prompt
     single = group(True, False, uid="a/1", turns=1)
-    assert anchors.updated(config, [], [single, group(False, False), group("x", uid="a/2")], ()) == ()
+    assert anchors.update_kept_episodes(config, [], [single, group(False, False), group("x", uid="a/2")], ()) == ()
     older = [kept(uid="a/1", shown=True), kept(uid="a/2"), kept(uid="b/0", domain="b")]
-    left = anchors.updated(config, older, [group(True, False)], ())
+    left = anchors.update_kept_episodes(config, older, [group(True, False)], ())
     assert [one.trajectory.uid for one in left] == ["a/1", "b/0", "a/9"]
-    left = anchors.updated(config, older, [group(True, False)], {"a/2"})
+    left = anchors.update_kept_episodes(config, older, [group(True, False)], {"a/2"})
     assert [one.trajectory.uid for one in left] == ["a/1", "a/2", "b/0"]
     from_an_anchor = group(True, False, anchor=at(older[1], 1))
-    assert [one.trajectory.uid for one in anchors.updated(config, older[1:], [from_an_anchor], ())] == ["a/2", "b/0"]
+    assert [one.trajectory.uid for one in anchors.update_kept_episodes(config, older[1:], [from_an_anchor], ())] == [
+        "a/2",
+        "b/0",
+    ]
 
 
 def test_anchor_what_is_not_repeated_is_given_up_and_after_three_times_the_environment(caplog: Any) -> None:
     state = AgenticState(kept=tuple(kept(uid=f"a/{i}") for i in range(5)))
     for number in range(3):
         gone = group(True, "ReplayError: it differs.", anchor=at(kept(uid=f"a/{number}"), 1))
-        assert anchors.figures(state.kept, [gone])["anchors/not_repeated"] == 1
+        assert anchors.anchor_metrics(state.kept, [gone])["anchors/not_repeated"] == 1
         anchors.note_anchors(PARALLEL, state, [gone], [gone.draw] if number else [])
         assert state.unrepeated == {"a": number + 1} and len(state.kept) == 4 - number
     assert [record.message for record in caplog.records] == [
@@ -241,7 +246,7 @@ def test_anchor_what_is_not_repeated_is_given_up_and_after_three_times_the_envir
 
 def test_anchor_figures_tell_success_by_how_much_was_replayed() -> None:
     groups = [group(True, False, anchor=at(kept(), 3)), group(False, anchor=at(kept(), 1)), group(True, True)]
-    assert anchors.figures([kept()], groups) == {
+    assert anchors.anchor_metrics([kept()], groups) == {
         "anchors/kept": 1.0,
         "anchors/groups": 2.0,
         "anchors/not_repeated": 0.0,
@@ -298,7 +303,7 @@ def test_anchor_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_
     algorithm = AlgorithmConfig.model_validate(settings)
     anchor = Anchor(trajectory=trajectory(4, reward=2.0), num_turns=2)
     played = group(True, False, anchor=anchor)
-    shown = replayed(played.draw, anchor, 2)
+    shown = anchor_demonstration(played.draw, anchor, 2)
     assert shown.token_ids.tolist() == [0, 1, 2, 3, 4] and shown.expert
     (sample,) = build_samples(shown)
     assert sample.loss_mask.tolist() == [False, False, True, True, False, True, True]

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll.pipelines.supervised.asking import ask_once
-from roll.pipelines.supervised.kept import Kept, Rows, rows_of
+from roll.pipelines.supervised.asking import compute_once
+from roll.pipelines.supervised.kept import OutputStore, Rows, rows_of
 from roll.types import TrainingBatch, TrainingSample
 
 
@@ -35,12 +35,12 @@ class World:
         self.asked.append([s.sample_id for s in batch.samples])
         return [rows_of(logprobs=np.full(s.loss_mask.sum(), len(self.asked), np.float32)) for s in batch.samples]
 
-    def run(self, kept: Kept, *batches: tuple[TrainingSample, ...]) -> None:
-        asyncio.run(ask_once(cast(Any, self), cast(Any, None), kept, batches, self.ask, who="the reference"))
+    def run(self, kept: OutputStore, *batches: tuple[TrainingSample, ...]) -> None:
+        asyncio.run(compute_once(cast(Any, self), cast(Any, None), kept, batches, self.ask, who="the reference"))
 
 
 def test_frozen_model_outputs_batches_are_asked_as_they_are_learnt_and_what_is_kept_stays() -> None:
-    world, kept = World(), Kept()
+    world, kept = World(), OutputStore()
     first = (sample(0, 0, 5), sample(0, 1, 6), sample(1, 0, 7), sample(1, 1, 8))
     second = (sample(2, 0, 5), sample(2, 1, 9), sample(3, 0, 7), sample(3, 1, 8))  # all but one as in the first
     world.run(kept, first, second, ())

@@ -149,12 +149,12 @@ def test_checkpoint_due_once_the_last_one_is_long_ago(run: RunDirectory) -> None
     now = 0.0
     checkpointer = Checkpointer(run, CheckpointConfig(), FileTrainer(), clock=lambda: now)
     state = RunState(step=7)
-    assert not checkpointer.due(state)
+    assert not checkpointer.is_due(state)
     now = 601.0
-    assert checkpointer.due(state)
+    assert checkpointer.is_due(state)
     off = Checkpointer(run, CheckpointConfig(every_s=None), FileTrainer(), clock=lambda: now)
     now = 1e9
-    assert not off.due(state)
+    assert not off.is_due(state)
 
 
 def test_checkpoint_states_of_the_format_before_are_read() -> None:
@@ -175,10 +175,10 @@ async def test_checkpoint_saving_the_same_step_twice_writes_once(run: RunDirecto
 
 def test_checkpoint_due_by_number_and_by_being_the_best(run: RunDirectory) -> None:
     by_number = Checkpointer(run, CheckpointConfig(every_num_steps=3), FileTrainer())
-    assert [by_number.due(RunState(step=s)) for s in (1, 3, 4, 6)] == [False, True, False, True]
+    assert [by_number.is_due(RunState(step=s)) for s in (1, 3, 4, 6)] == [False, True, False, True]
     best = Checkpointer(run, CheckpointConfig(keep_best=True), FileTrainer())
-    assert [best.due(RunState(step=s, best_step=2)) for s in (1, 2, 3)] == [False, True, False]
-    assert not best.due(RunState(step=0, best_step=0))
+    assert [best.is_due(RunState(step=s, best_step=2)) for s in (1, 2, 3)] == [False, True, False]
+    assert not best.is_due(RunState(step=0, best_step=0))
 
 
 @pytest.mark.parametrize(

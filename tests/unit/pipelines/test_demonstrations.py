@@ -19,7 +19,7 @@ from roll.data.samples import build_batch
 from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError
 from roll.models import load_tokenizer
-from roll.pipelines.reinforcement.demonstrations import demonstrations
+from roll.pipelines.reinforcement.demonstrations import play_demonstrations
 from roll.rollout import SamplingPlan
 from roll.rollout.episode import EpisodePlan
 from roll.rollout.replaying import record_trajectory
@@ -70,7 +70,7 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
 
 
 async def shown(parts: Any, draws: list[PromptDraw]) -> list[Rollout]:
-    return await demonstrations(parts.config, parts.live, draws)
+    return await play_demonstrations(parts.config, parts.live, draws)
 
 
 def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:

@@ -18,7 +18,7 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError, ModelError
 from roll.pipelines.distill_offline.losses import offline_loss
 from roll.pipelines.distill_offline.paths import teachers_of
-from roll.pipelines.distill_offline.teachers import Taught, ask_teachers
+from roll.pipelines.distill_offline.teachers import TeacherOutputs, compute_teacher_outputs
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
 from roll.training import TorchBackend
 from roll.training.precision import Precision
@@ -77,11 +77,11 @@ def everything(prepared: Prepared) -> TrainingBatch:
 
 def ask(
     settings: DistillOfflineConfig, prepared: Prepared, batch: TrainingBatch, cluster: Any = None
-) -> tuple[Taught, TrainingBatch]:
+) -> tuple[TeacherOutputs, TrainingBatch]:
     paths = teachers_of(settings, prepared.model_path)
     cluster = cluster or DoubleTeachers()
-    taught = asyncio.run(ask_teachers(settings, prepared, cluster, paths, batch.samples))
-    return taught, asyncio.run(taught.completed(batch))
+    taught = asyncio.run(compute_teacher_outputs(settings, prepared, cluster, paths, batch.samples))
+    return taught, asyncio.run(taught.with_teacher_columns(batch))
 
 
 def dense_table(path: Path, tokens: np.ndarray) -> torch.Tensor:
@@ -178,7 +178,7 @@ def test_distill_offline_models_that_cannot_teach_are_refused_before_anything_st
         ("t", {"temperature": 2.0}, "temperature 2 is of whole distributions, but place is precomputed"),
         ("t", {"place": "loss", "directory": "d"}, "directory is used only with place precomputed"),
         ({"model": "t", "place": "engine"}, {}, "set teacher.place to trainer"),
-        ([{"model": "t", "domains": ["long"]}], {}, "nobody teaches 'short'"),
+        ([{"model": "t", "domains": ["long"]}], {}, "'short' has no teacher"),
         ("t", {"weight": 0.0}, "greater than 0"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines import measures
 from roll.pipelines.learning.alarms import check_alarms
-from roll.pipelines.learning.failures import Failures, Retries, check_failures, describe, failures_of, step_alarms
+from roll.pipelines.learning.failures import Failures, Retries, check_failures, count_failures, describe, step_alarms
 from roll.pipelines.learning.state import LearningState
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
@@ -44,7 +44,7 @@ def group(draw_id: int, *results: RewardResult | str) -> Group:
 def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() -> None:
     boom = [f"a worker (process {7 + i}) is gone (prompt 'd/{i}')" for i in range(2)]
     groups = [group(0, boom[0], RIGHT, CUT, CUT), group(1, boom[1], LATE, CUT, "other")]
-    found = failures_of(groups)
+    found = count_failures(groups)
     assert (found.asked, found.failed, found.timed_out) == (5, 3, 1)  # three were cut off: nobody looked at them
     assert found.metrics() == {
         "rollout/infra_errors": 3, "rollout/infra_error_share": 0.6, "reward/timeouts": 1, "reward/timeout_share": 0.2
@@ -53,7 +53,7 @@ def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() ->
         "3 of 5 answers got no reward, 2 of them: a worker is gone (first: prompt 'd/0'); "
         "1 of 5 answers took longer to verify than time_limit_s"
     )
-    assert describe(failures_of([group(0, RIGHT, CUT)])) == ""
+    assert describe(count_failures([group(0, RIGHT, CUT)])) == ""
 
 
 def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
@@ -95,7 +95,7 @@ def test_failures_time_outs_have_a_threshold_of_their_own() -> None:
 
 
 def test_failures_who_wants_only_warnings_can_have_them() -> None:
-    bad = failures_of([group(0, "boom")])
+    bad = count_failures([group(0, "boom")])
     (alarm,) = check_failures(AlarmsConfig(stop_on=[]), [bad.counts], bad, first=True)
     assert not alarm.stops
 

@@ -144,7 +144,7 @@ def test_hub_upload_what_cannot_work_is_refused_before_anything_is_written(
             check_hub(name)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     with pytest.raises(
-        HubError, match="nobody is signed in at the Hugging Face hub: run `hf auth login`, or set HF_TOKEN"
+        HubError, match="no user is signed in to the Hugging Face hub: run `hf auth login`, or set HF_TOKEN"
     ):
         check_hub("me/model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

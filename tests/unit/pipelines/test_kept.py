@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll.pipelines.supervised.kept import Kept, Rows, rows_of
+from roll.pipelines.supervised.kept import OutputStore, Rows, rows_of
 from roll.types import TrainingSample
 
 
@@ -24,13 +24,13 @@ def said(*logprobs: float) -> Rows:
 
 def test_teacher_output_store_what_a_model_said_is_read_again_and_asked_for_once(tmp_path: Path) -> None:
     first, second, longer = sample(0, [1, 2], [3, 4]), sample(1, [1, 2], [3, 5]), sample(2, [1], [2, 3, 4])
-    kept = Kept(tmp_path)
+    kept = OutputStore(tmp_path)
     again = sample(7, [1, 2], [3, 4])  # the same tokens in another draw
-    assert kept.missing([first, again, second]) == [first, second]
+    assert kept.find_missing([first, again, second]) == [first, second]
     kept.add([first, longer], [said(-1, -2.5), said(-3, -4, -5)])
     kept.add([second], [said(-6, -7)])
-    for found in (kept, Kept(tmp_path)):
-        assert found.missing([first, again, second, longer]) == []
+    for found in (kept, OutputStore(tmp_path)):
+        assert found.find_missing([first, again, second, longer]) == []
         assert found.of(again)["logprobs"].tolist() == [-1, -2.5]
         assert found.of(longer)["logprobs"].tolist() == [-3, -4, -5]  # the same tokens, of which others count
         assert found.of(second)["logprobs"].tolist() == [-6, -7]
@@ -39,8 +39,8 @@ def test_teacher_output_store_what_a_model_said_is_read_again_and_asked_for_once
 def test_teacher_output_store_rows_have_several_columns_of_several_widths(tmp_path: Path) -> None:
     one = sample(0, [1], [2, 3])
     ids, logprobs = np.array([[4, 5, 6], [7, 8, 9]], np.uint16), np.log(np.array([[3, 2, 1], [6, 5, 4]], np.float32))
-    Kept(tmp_path).add([one], [rows_of(token_ids=ids, logprobs=logprobs)])
-    rows = Kept(tmp_path).of(one)
+    OutputStore(tmp_path).add([one], [rows_of(token_ids=ids, logprobs=logprobs)])
+    rows = OutputStore(tmp_path).of(one)
     assert rows["token_ids"].tolist() == ids.tolist()
     assert rows["logprobs"].tobytes() == logprobs.tobytes()
     assert rows.dtype.itemsize == 3 * (2 + 4)  # nothing but the numbers
@@ -51,23 +51,23 @@ def test_teacher_output_store_damaged_files_are_asked_for_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damaged: str
 ) -> None:
     one, other = sample(0, [1], [2]), sample(1, [1], [3])
-    kept = Kept(tmp_path)
+    kept = OutputStore(tmp_path)
     kept.add([one], [said(-1)])
     (path,) = tmp_path.glob(f"*.{damaged}")
     kept.add([other], [said(-2)])
     content = bytearray(path.read_bytes())
     content[-1 if damaged == "npy" else 100] ^= 1  # one bit
     path.write_bytes(content)
-    read = Kept(tmp_path)
-    assert read.missing([one, other]) == [one]
+    read = OutputStore(tmp_path)
+    assert read.find_missing([one, other]) == [one]
     assert "computed again" in caplog.text
     read.add([one], [said(-1)])
-    assert Kept(tmp_path).missing([one, other]) == []
+    assert OutputStore(tmp_path).find_missing([one, other]) == []
 
 
 def test_teacher_output_store_runs_that_share_a_directory_add_to_each_other(tmp_path: Path) -> None:
     one, other = sample(0, [1], [2]), sample(1, [1], [3])
-    here, there = Kept(tmp_path), Kept(tmp_path)
+    here, there = OutputStore(tmp_path), OutputStore(tmp_path)
     here.add([one], [said(-1)])
     there.add([other], [said(-2)])
-    assert Kept(tmp_path).missing([one, other]) == []
+    assert OutputStore(tmp_path).find_missing([one, other]) == []

@@ -17,7 +17,7 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.learning.updates import Learned, learn
+from roll.pipelines.learning.updates import UpdateResults, learn
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, StepResult, TrainingBatch
 
 OWN, REF, SHOWN = -1.0, -1.5, -0.25
@@ -59,7 +59,7 @@ def phase(name: str) -> Iterator[None]:
     yield
 
 
-def learnt(rewards: Sequence[float], *, num_shown: int = 1, **algorithm: Any) -> tuple[Learned, LearningState]:
+def learnt(rewards: Sequence[float], *, num_shown: int = 1, **algorithm: Any) -> tuple[UpdateResults, LearningState]:
     """A step over one group, whose prompt has demonstrations with reward 1."""
     settings = AlgorithmConfig.model_validate(algorithm)
     draw = PromptDraw(draw_id=0, prompt=Prompt(uid="d/0", domain="d", messages=()), token_ids=np.zeros(3, np.int32))
@@ -81,7 +81,7 @@ def test_imitation_kl_in_the_reward_of_demonstrations_alone_measures_nothing(nam
     kl = {"coefficient": 0.1, "place": "reward", "target": 0.01, "horizon": 1}
     filters = {"skip_zero_variance": True, "refill": False}
     learned, state = learnt([0.0, 0.0], type=name, kl=kl, filters=filters)
-    assert [s.expert for s in learned.batch.samples] == [True] and learned.stepped
+    assert [s.expert for s in learned.batch.samples] == [True] and learned.has_new_weights
     assert "training/kl/reference" not in learned.metrics
     assert learned.metrics["training/kl/coefficient"] == 0.1 and state.kl_coefficient is None
 

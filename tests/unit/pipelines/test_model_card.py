@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.config.pipelines import PIPELINES
-from roll.pipelines.model_card import _learnt_by, _settings, _shown, _use
+from roll.pipelines.model_card import _method_of, _public_name, _settings, _use
 
 
 def test_model_card_odd_names_break_no_table() -> None:
@@ -11,7 +11,7 @@ def test_model_card_odd_names_break_no_table() -> None:
     rows = list(_settings({"data": [{"domain": "a|b`\n## owned", "reward": rewards}]}))
     assert r"| data `a\|b' ## owned` | rewards: half\|full, math |" in rows
     assert not any("\n" in row for row in rows)
-    assert _shown("odd`\nname") == "`odd' name`"
+    assert _public_name("odd`\nname") == "`odd' name`"
 
 
 def test_model_card_an_adapter_says_how_it_is_put_on_its_base() -> None:
@@ -26,9 +26,9 @@ def test_model_card_an_adapter_says_how_it_is_put_on_its_base() -> None:
 
 
 def test_model_card_what_was_learnt_by_is_said_of_every_pipeline() -> None:
-    from_rewards = {name for name in PIPELINES if _learnt_by({"pipeline": name}) == "reinforcement learning"}
+    from_rewards = {name for name in PIPELINES if _method_of({"pipeline": name}) == "reinforcement learning"}
     assert from_rewards == {"rlvr", "agentic"}
-    assert _learnt_by({"pipeline": "distill_offline"}) == _learnt_by({"pipeline": "distill"}) == "distillation"
+    assert _method_of({"pipeline": "distill_offline"}) == _method_of({"pipeline": "distill"}) == "distillation"
 
 
 def test_model_card_a_run_on_examples_says_no_steps_that_it_had_not_and_no_rewards() -> None:

@@ -16,8 +16,8 @@ from roll.config.preference import METHODS, PreferenceSection
 from roll.errors import ConfigError
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference.objective import Objective, with_other_answers
-from roll.pipelines.supervised.kept import Kept, rows_of
-from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics
+from roll.pipelines.supervised.kept import OutputStore, rows_of
+from roll.pipelines.supervised.measuring import held_out_metrics, merge_metrics
 from roll.types import StepResult, TrainingBatch, TrainingSample
 
 
@@ -74,7 +74,7 @@ def test_preference_kto_measures_how_far_answers_to_other_prompts_have_come_from
             said = tuple(np.full(len(s), -1.0, np.float32) for s in batch.samples)
             return StepResult(loss=0.0, num_tokens=0, num_loss_tokens=0, logprobs=said)
 
-    batch, kept = [sample(0, [1, 2], [3]), sample(1, [4], [5, 6]), sample(2, [7, 8, 9], [10])], Kept()
+    batch, kept = [sample(0, [1, 2], [3]), sample(1, [4], [5, 6]), sample(2, [7, 8, 9], [10])], OutputStore()
     others = with_other_answers(batch, None)
     kept.add(others, [rows_of(logprobs=np.full(s.loss_mask.sum(), -1.5, np.float32)) for s in others])
     section = PreferenceSection.model_validate({"type": "kto", "beta": 0.3})
@@ -87,9 +87,9 @@ def test_preference_kto_measures_how_far_answers_to_other_prompts_have_come_from
 
 def test_preference_answers_do_not_hide_what_pairs_say() -> None:
     learnt = {"eval/loss": 0.5, "eval/accuracy": 0.9}
-    found = beside_answers(learnt, {"eval/accuracy": 0.25, "eval/score": 0.25})
+    found = merge_metrics(learnt, {"eval/accuracy": 0.25, "eval/score": 0.25})
     assert found == {"eval/loss": 0.5, "eval/examples/accuracy": 0.9, "eval/accuracy": 0.25, "eval/score": 0.25}
-    assert beside_answers(learnt, {}) == learnt
+    assert merge_metrics(learnt, {}) == learnt
 
 
 def test_preference_held_out_accuracy_carries_its_pairs_and_its_interval() -> None:
@@ -99,6 +99,6 @@ def test_preference_held_out_accuracy_carries_its_pairs_and_its_interval() -> No
     assert (found["eval/accuracy"], found["eval/accuracy_n"], found["eval/num_examples"]) == (0.5, 2.0, 2.0)
     assert found["eval/accuracy_low"] == pytest.approx(0.0945, abs=1e-4)  # of one of two, Wilson's
     assert found["eval/accuracy_high"] == pytest.approx(1 - 0.0945, abs=1e-4)
-    moved = beside_answers(found, {"eval/accuracy": 0.25, "eval/accuracy_n": 400.0})
+    moved = merge_metrics(found, {"eval/accuracy": 0.25, "eval/accuracy_n": 400.0})
     assert moved["eval/examples/accuracy_low"] == found["eval/accuracy_low"] and "eval/accuracy_low" not in moved
     assert "eval/accuracy" not in held_out_metrics(replace(measured, metrics={}), TrainingBatch(samples=tuple(pair)))

@@ -12,7 +12,7 @@ import pytest
 from roll.config.operations import CheckpointConfig
 from roll.errors import HalfUpdatedError, WorkerDiedError
 from roll.pipelines.learner import update
-from roll.pipelines.run import Run, whole_run
+from roll.pipelines.run import Run, run_session
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
 from roll.types import StepResult
@@ -74,7 +74,7 @@ async def test_checkpoint_save_a_run_that_trained_nothing_saves_nothing_at_its_e
 ) -> None:
     for has_trained, saved in ((False, []), (True, [7])):
         made = parts(7, 0, has_trained=has_trained)
-        async with whole_run(made):
+        async with run_session(made):
             pass
         assert made.checkpointer.saved == saved
         assert ("nothing was trained, so no checkpoint is saved" in caplog.text) is not has_trained
@@ -85,7 +85,7 @@ async def test_checkpoint_save_a_run_that_is_interrupted_before_it_trained_saves
     for has_trained, saved in ((False, []), (True, [7])):
         made = parts(7, 0, has_trained=has_trained)
         with pytest.raises(Interrupted):
-            async with whole_run(made):
+            async with run_session(made):
                 raise Interrupted("SIGTERM")
         assert made.checkpointer.saved == saved
 

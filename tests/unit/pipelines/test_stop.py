@@ -16,7 +16,7 @@ async def test_stop_work_that_ends_first_gives_its_result() -> None:
     async def work() -> int:
         return 3
 
-    assert await StopRequest().unless(work()) == 3
+    assert await StopRequest().run_unless_stopped(work()) == 3
 
 
 async def test_stop_a_stop_cancels_work_and_waits_for_its_end() -> None:
@@ -31,7 +31,7 @@ async def test_stop_a_stop_cancels_work_and_waits_for_its_end() -> None:
 
     asyncio.get_running_loop().call_soon(stop.set, "SIGTERM")
     with pytest.raises(Interrupted, match="SIGTERM"):
-        await stop.unless(work())
+        await stop.run_unless_stopped(work())
     assert log == ["cleaned up"]
 
 
@@ -43,7 +43,7 @@ async def test_stop_an_error_of_the_work_is_not_hidden_by_a_stop() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await stop.unless(work())
+        await stop.run_unless_stopped(work())
 
 
 async def test_stop_cancelling_the_waiter_cancels_the_work() -> None:
@@ -56,7 +56,7 @@ async def test_stop_cancelling_the_waiter_cancels_the_work() -> None:
             cancelled.set()
             raise
 
-    task = asyncio.create_task(StopRequest().unless(work()))
+    task = asyncio.create_task(StopRequest().run_unless_stopped(work()))
     for _ in range(3):
         await asyncio.sleep(0)
     task.cancel()
@@ -73,13 +73,13 @@ async def test_stop_work_that_is_cancelled_without_a_stop_was_not_interrupted() 
         await work
 
     with pytest.raises(InfraError, match="no signal asked for it"):
-        await StopRequest().unless(wait())
+        await StopRequest().run_unless_stopped(wait())
 
 
 async def test_stop_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> None:
     stop, log = StopRequest(), []
     asyncio.get_running_loop().call_soon(stop.set, "SIGTERM")
-    with pytest.raises(Interrupted, match="SIGTERM"), stop.cancelling():
+    with pytest.raises(Interrupted, match="SIGTERM"), stop.cancel_on_stop():
         try:
             await asyncio.Event().wait()
         finally:
@@ -91,7 +91,7 @@ async def test_stop_what_a_stop_cancels_has_ended_before_it_is_an_interruption()
 
 async def test_stop_a_stop_after_the_block_cancels_nothing() -> None:
     stop = StopRequest()
-    with stop.cancelling():
+    with stop.cancel_on_stop():
         await asyncio.sleep(0)
         stop.set("SIGINT")
     await asyncio.sleep(0)
@@ -101,7 +101,7 @@ async def test_stop_a_stop_after_the_block_cancels_nothing() -> None:
 
 async def test_stop_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
     async def work() -> None:
-        with StopRequest().cancelling():
+        with StopRequest().cancel_on_stop():
             await asyncio.Event().wait()
 
     task = asyncio.create_task(work())

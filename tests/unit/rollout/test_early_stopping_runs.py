@@ -54,7 +54,7 @@ def all_wrong(finished: Sequence[Rollout], num_missing: int) -> bool:
 
 async def started(**settings: Any) -> tuple[GroupRun, Attempts]:
     attempts: Any = Attempts()
-    run = GroupRun(DRAW, settings.pop("plans", (PLAN,)), attempts, doomed=all_wrong, **settings)
+    run = GroupRun(DRAW, settings.pop("plans", (PLAN,)), attempts, early_stop=all_wrong, **settings)
     await asyncio.sleep(0)
     return run, attempts
 
@@ -62,7 +62,7 @@ async def started(**settings: Any) -> tuple[GroupRun, Attempts]:
 async def test_early_stopping_run_a_rollout_that_surely_counts_dooms_its_group() -> None:
     run, attempts = await started()
     await attempts.finish(1, 0.0)
-    assert run.doomed
+    assert run.stopped_early
 
 
 @pytest.mark.parametrize(("index", "counts"), [(0, True), (1, True), (2, False)])
@@ -71,15 +71,15 @@ async def test_early_stopping_run_a_redundant_rollout_dooms_nothing_while_those_
 ) -> None:
     run, attempts = await started(num_launched=3)
     await attempts.finish(index, 0.0)
-    assert run.doomed is counts
+    assert run.stopped_early is counts
     if not counts:
         await attempts.finish(0, 1.0)
         await attempts.finish(1, 1.0)
-        assert not run.doomed
+        assert not run.stopped_early
         assert [r.index for r in run.group.rollouts] == [0, 1]
 
 
 async def test_early_stopping_run_what_finished_first_counts_where_that_is_chosen() -> None:
     run, attempts = await started(num_launched=3, first_finished=True)
     await attempts.finish(2, 0.0)
-    assert run.doomed
+    assert run.stopped_early

@@ -15,7 +15,7 @@ from worlds.training import World, random_settings
 
 from roll.config.scheduling import SchedulingConfig
 from roll.errors import WeightSyncError
-from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.live_policy import ServedPolicy
 from roll.rollout import SamplingPlan
 from roll.simulation import clock
 from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightUpdate
@@ -79,13 +79,13 @@ def test_rollout_weight_sync_a_fresh_engine_waits_for_an_update_and_after_a_brok
     ]
 
 
-def live_policy(world: World) -> LivePolicy:
+def live_policy(world: World) -> ServedPolicy:
     run: Any = SimpleNamespace(
         spans=SimpleNamespace(phase=lambda name: nullcontext()), state=SimpleNamespace(policy_version=0)
     )
     generation: Any = SimpleNamespace(proxy=world.proxy, scheduler=world.scheduler)
     plan = SamplingPlan(purpose="eval", group_size=2, sampling=SamplingParams(max_new_tokens=12))
-    return LivePolicy(run=run, generation=generation, controller=world.controller, weights=world.weights, plan=plan)
+    return ServedPolicy(run=run, generation=generation, controller=world.controller, weights=world.weights, plan=plan)
 
 
 class LateEngine(TickingEngine):
@@ -148,14 +148,14 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
     assert found == [(["e0"], ("e1",), {"e1"}), [], [1, 1]]
 
 
-def quiet_world() -> tuple[World, LivePolicy]:
+def quiet_world() -> tuple[World, ServedPolicy]:
     """One engine, in an asynchronous run, where nothing goes wrong by itself."""
     chosen = {"deaths": 0, "frailty": 0.0, "hands_over": False, "num_engines": 1, "reward_hangs": 0.0, "lags": (0.0,)}
     world = World(replace(random_settings(0), scheduling=SchedulingConfig(async_ratio=1.0), **chosen))
     return world, live_policy(world)
 
 
-def evaluating(world: World, live: LivePolicy) -> asyncio.Task[Any]:
+def evaluating(world: World, live: ServedPolicy) -> asyncio.Task[Any]:
     live.evaluation = asyncio.create_task(world.scheduler.collect(world._draw(4, "a"), live.plan))  # type: ignore[assignment]
     return live.evaluation  # type: ignore[return-value]
 

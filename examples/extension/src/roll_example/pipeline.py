@@ -24,7 +24,7 @@ from roll.pipelines.online.answers import AnswersObjective
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import OnlineRun
-from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
+from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Session
@@ -59,7 +59,7 @@ class Longest:
     async def open(self, config: LongestConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
         """Start the policy's trainer and engines; inside, what is to be done."""
         prepared = await run_in_thread(prepare, config)
-        placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
+        placed = [RoleSpec("actor_train", policy_spec(config, prepared.model_path))]
         async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as online:
             yield partial(train, online, _objective(online))
 

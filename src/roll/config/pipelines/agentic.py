@@ -73,7 +73,7 @@ class AgenticConfig(ReinforcingConfig):
         examples=[[{"environment": "game:GuessTheNumber-v0-easy", "num_turns": 4}]],
     )
     curriculum: CurriculumConfig | None = option(
-        None, "Let success rates decide how the environments are mixed, beside their weights."
+        None, "Let success rates decide how the environments are mixed, in addition to their weights."
     )
 
     anchors: AnchorsConfig | None = option(

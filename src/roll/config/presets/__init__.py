@@ -90,7 +90,7 @@ class PresetNote:
 
 
 def preset_note(name: str) -> PresetNote:
-    """Return when to use a preset, its cost besides generation and training, and its stability."""
+    """Return when to use a preset, its cost in addition to generation and training, and its stability."""
     module = importlib.import_module(f"{__name__}.{name}")
     return PresetNote(module.WHEN, module.COST, module.STABILITY)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from roll.algorithms.selection import Selection
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.episodes.anchors import figures, note_anchors
+from roll.pipelines.episodes.anchors import anchor_metrics, note_anchors
 from roll.pipelines.episodes.curriculum import note_successes
 from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.online.protocols import Collected
@@ -25,7 +25,7 @@ class Episodes(Reinforcement[AgenticConfig]):
         collected = await Reinforcement.collect(self, batch)
         if self.online.config.anchors is None:
             return collected
-        return replace(collected, metrics=figures(self._state.kept, batch.groups))
+        return replace(collected, metrics=anchor_metrics(self._state.kept, batch.groups))
 
     def note(self, collected: Collected[Selection]) -> None:
         """Store reward moments, success rates of environments, and results of anchors in the run's state."""

@@ -21,7 +21,7 @@ from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.opening import Placed, facts, open_online
+from roll.pipelines.online.opening import RoleSpec, facts, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.reinforcement.objective import live_demonstrations
@@ -43,7 +43,7 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
     shown = await run_in_thread(read_demonstrations, config)
     prepared = await run_in_thread(prepare, config)
     specs = await run_in_thread(trainer_specs, config, prepared.model_path)
-    placed = [Placed(device_role(spec), spec) for spec in specs]
+    placed = [RoleSpec(device_role(spec), spec) for spec in specs]
     async with open_online(
         config, session, prepared, placed, partial(learner_of, config), controlled=_controller, state_type=AgenticState
     ) as online:

@@ -7,7 +7,7 @@ from roll.config.passing import ModelSizes, element_bytes
 from roll.config.pipelines.distill import DistillConfig
 from roll.config.truncation import distillation_truncation_note
 from roll.models import ModelDescription, find_model
-from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
+from roll.pipelines.online.check.estimate import BatchArithmetic, ExtraMemory, frozen_memory
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.pipelines.teachers import teacher_paths
 from roll.preflight.inspection import describe_role
@@ -28,7 +28,7 @@ def inspect(config: DistillConfig) -> Report:
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             teacher_paths(config.teacher, config.model, student)
 
-    def further(report: Report, config: DistillConfig, batch: BatchArithmetic) -> Further:
+    def further(report: Report, config: DistillConfig, batch: BatchArithmetic) -> ExtraMemory:
         return _memory(report, config, batch, found)
 
     def look_at_truncation(report: Report, config: DistillConfig) -> None:
@@ -40,16 +40,18 @@ def inspect(config: DistillConfig) -> Report:
     return inspect_run(config, method, look_at_teachers, look_at_truncation, further=further)
 
 
-def _memory(report: Report, config: DistillConfig, batch: BatchArithmetic, teachers: list[ModelDescription]) -> Further:
+def _memory(
+    report: Report, config: DistillConfig, batch: BatchArithmetic, teachers: list[ModelDescription]
+) -> ExtraMemory:
     element = element_bytes(config.model.dtype)
     if config.trainer_holds_teachers:
         held = sum(frozen_bytes(each, config.training.parallel, config.num_ranks, element) for each in teachers)
-        return Further(held={"teachers": held})
+        return ExtraMemory(held={"teachers": held})
     if config.teacher[0].place == "trainer":
         on_accelerator = report.machine.has_accelerators
         roles = [frozen_memory(config, "teacher", each, batch, on_accelerator=on_accelerator) for each in teachers]
-        return Further(roles=roles)
-    return Further(roles=[_engine(report, config, sizes) for sizes in teachers])
+        return ExtraMemory(roles=roles)
+    return ExtraMemory(roles=[_engine(report, config, sizes) for sizes in teachers])
 
 
 def _engine(report: Report, config: DistillConfig, sizes: ModelSizes) -> RoleMemory:

@@ -15,7 +15,7 @@ from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
+from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
@@ -38,12 +38,12 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
     policy = policy_spec(config, prepared.model_path, teachers=held)
     in_engines = not held and config.teacher[0].place == "engine"
 
-    placed = [Placed("actor_train", policy)]
+    placed = [RoleSpec("actor_train", policy)]
     if in_engines:
-        placed.append(Placed("teacher", teacher_engines(config, prepared, paths, session.directory)))
+        placed.append(RoleSpec("teacher", teacher_engines(config, prepared, paths, session.directory)))
     elif not held:
         placed += [
-            Placed("teacher", TrainerSpec.teacher(path, config.model, config.training, config.seed)) for path in paths
+            RoleSpec("teacher", TrainerSpec.teacher(path, config.model, config.training, config.seed)) for path in paths
         ]
 
     def learner_of(started: Sequence[Any]) -> Learner:

@@ -13,7 +13,7 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import UserError
 from roll.models import describe_model, find_model
 from roll.pipelines.distill_offline.paths import teachers_of
-from roll.pipelines.supervised.check import Other
+from roll.pipelines.supervised.check import FrozenModelCost
 from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report
 from roll.preflight.inspection import describe_role, run_checks
@@ -24,15 +24,15 @@ __all__ = ["inspect"]
 def inspect(config: DistillOfflineConfig) -> Report:
     """Check a run before it starts; teachers whose outputs are stored are unloaded before training begins."""
     problems: list[str] = []
-    other, loss = Other(), "LIKELIHOOD"
+    other, loss = FrozenModelCost(), "LIKELIHOOD"
     try:
         student = find_model(config.model.path)
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             paths = tuple(map(str, teachers_of(config, student)))
             if config.trainer_holds_teachers:
-                other, loss = Other(paths=paths), "EXACT"
+                other, loss = FrozenModelCost(paths=paths), "EXACT"
             else:
-                other = Other(
+                other = FrozenModelCost(
                     kept_token_bytes=_token_bytes(config, student),
                     passes_before=_size_of(paths) / _size_of([str(student)]),
                 )

@@ -13,13 +13,13 @@ from roll.config.supervised import SupervisedConfig
 from roll.models import resolve_model
 from roll.pipelines.distill_offline.losses import offline_loss
 from roll.pipelines.distill_offline.paths import teachers_of
-from roll.pipelines.distill_offline.teachers import Taught, ask_teachers
+from roll.pipelines.distill_offline.teachers import TeacherOutputs, compute_teacher_outputs
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.asking import remaining_steps
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
+from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, merge_metrics, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
 from roll.running import run_in_thread
@@ -34,19 +34,19 @@ async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator
     """Start every role; teachers are checked before any role starts."""
     paths = await run_in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
-    taught = Taught(teacher_of=config.teacher_of)
+    taught = TeacherOutputs(teacher_of=config.teacher_of)
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal taught
         if not held:
             samples = await run_in_thread(_all_samples, config, prepared, session)
-            taught = await ask_teachers(config, prepared, cluster, paths, samples, session)
+            taught = await compute_teacher_outputs(config, prepared, cluster, paths, samples, session)
 
     def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
         return replace(policy_spec(config, prepared), teachers=held)
 
     async with open_course(config, session, "supervised", spec_of=student, first=first) as course:
-        course.completed = taught.completed
+        course.completed = taught.with_teacher_columns
         yield partial(train, course, offline_loss(config.distillation))
 
 
@@ -61,13 +61,15 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
     paths = await run_in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     async with open_measuring(config, "supervised") as measuring:
-        taught = Taught(teacher_of=config.teacher_of)
+        taught = TeacherOutputs(teacher_of=config.teacher_of)
         if not held:
-            taught = await ask_teachers(config, measuring.prepared, measuring.cluster, paths, measuring.batch.samples)
+            taught = await compute_teacher_outputs(
+                config, measuring.prepared, measuring.cluster, paths, measuring.batch.samples
+            )
         trainer = await measuring.start("reference", teachers=held)
-        batch = await taught.completed(measuring.batch)
+        batch = await taught.with_teacher_columns(measuring.batch)
         metrics = held_out_metrics(await trainer.measure(batch, offline_loss(config.distillation)), batch)
-    return beside_answers(metrics, await measure_answers(config))
+    return merge_metrics(metrics, await measure_answers(config))
 
 
 def _facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:

@@ -18,27 +18,27 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import CHUNK, ask_once, weights_name
-from roll.pipelines.supervised.kept import Kept, Rows, rows_of
+from roll.pipelines.supervised.asking import CHUNK, compute_once, weights_name
+from roll.pipelines.supervised.kept import OutputStore, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
 from roll.running import run_in_thread
 from roll.training import TrainerSpec
 from roll.types import ForwardOptions, TopLogprobs, TrainingBatch, TrainingSample
 
-__all__ = ["Taught", "ask_teachers"]
+__all__ = ["TeacherOutputs", "compute_teacher_outputs"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taught:
+class TeacherOutputs:
     """Stored teacher outputs, or the indices of teachers that the trainer holds."""
 
     teacher_of: dict[str, int]
     """Index of the teacher by domain."""
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[OutputStore, ...] = ()
     """Stored outputs of each teacher; empty if the student's trainer holds the teachers."""
 
-    async def completed(self, batch: TrainingBatch) -> TrainingBatch:
+    async def with_teacher_columns(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with the teacher columns that the loss needs."""
         return replace(batch, samples=tuple(map(self._of, batch.samples)))
 
@@ -53,14 +53,14 @@ class Taught:
         return replace(sample, teacher_top=top)
 
 
-async def ask_teachers(
+async def compute_teacher_outputs(
     config: DistillOfflineConfig,
     prepared: Prepared,
     cluster: Cluster,
     paths: Sequence[Path],
     samples: Sequence[TrainingSample],
     session: Session | None = None,
-) -> Taught:
+) -> TeacherOutputs:
     """Score the samples of each teacher that are not stored yet, one teacher after the other.
 
     Args:
@@ -79,22 +79,22 @@ async def ask_teachers(
     for number, path in enumerate(paths):
         spec = TrainerSpec.teacher(path, config.model, prepared.training, config.seed)
         name = f"{await run_in_thread(weights_name, spec)}-top{settings.top_k}"
-        kept = await asyncio.to_thread(Kept, directory / name if directory else None)
+        kept = await asyncio.to_thread(OutputStore, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
         model = config.teacher[number].model
 
         async def ask(teacher: TrainerGroup, batch: TrainingBatch, model: str = model) -> list[Rows]:
             said = await teacher.forward(batch, ("top_logprobs",), ForwardOptions(num_top=settings.top_k))
             pairs = zip(batch.samples, said["top_logprobs"], strict=True)
-            return [_counted(sample, top, rows, model) for sample, top in pairs]
+            return [_loss_token_rows(sample, top, rows, model) for sample, top in pairs]
 
         batches = [own[start : start + CHUNK] for start in range(0, len(own), CHUNK)]
-        await ask_once(cluster, spec, kept, batches, ask, who=f"the teacher '{model}'", session=session)
+        await compute_once(cluster, spec, kept, batches, ask, who=f"the teacher '{model}'", session=session)
         all_kept.append(kept)
-    return Taught(teacher_of=config.teacher_of, kept=tuple(all_kept))
+    return TeacherOutputs(teacher_of=config.teacher_of, kept=tuple(all_kept))
 
 
-def _counted(sample: TrainingSample, top: TopLogprobs, num_tokens: int, model: str) -> Rows:
+def _loss_token_rows(sample: TrainingSample, top: TopLogprobs, num_tokens: int, model: str) -> Rows:
     """Return the top-k rows of the tokens that the loss counts, in the smallest sufficient dtype.
 
     Raises:

@@ -27,7 +27,15 @@ from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.rollout.replaying import record_trajectory
 from roll.types import Anchor, Group, PromptDraw, Rollout
 
-__all__ = ["MOST_UNREPEATED", "anchors_of", "choose", "figures", "note_anchors", "open_anchors", "updated"]
+__all__ = [
+    "MOST_UNREPEATED",
+    "anchor_metrics",
+    "choose",
+    "choose_anchors",
+    "note_anchors",
+    "open_anchors",
+    "update_kept_episodes",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +43,7 @@ MOST_UNREPEATED = 3
 """Number of episodes that an environment failed to repeat after which anchors are not used for it any more."""
 
 
-def anchors_of(config: AnchorsConfig, num_turns: int) -> list[int]:
+def choose_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
     """Return the anchors of an episode of `num_turns` turns, in the order in which they should be passed.
 
     >>> anchors_of(AnchorsConfig(type="rollback"), 4)
@@ -52,7 +60,7 @@ def anchors_of(config: AnchorsConfig, num_turns: int) -> list[int]:
 
 def open_anchors(config: AnchorsConfig, kept: KeptEpisode) -> list[int]:
     """Return the anchors at which a group may begin now; empty if all are passed."""
-    left = [k for k in anchors_of(config, len(kept.trajectory.turns)) if k not in kept.passed]
+    left = [k for k in choose_anchors(config, len(kept.trajectory.turns)) if k not in kept.passed]
     return left[:1] if config.type == "rollback" else left
 
 
@@ -91,13 +99,13 @@ def _point(seed: int, number: int, what: str) -> float:
     return int.from_bytes(digest, "big") / 2**48
 
 
-def succeeded(rollout: Rollout) -> bool:
+def has_succeeded(rollout: Rollout) -> bool:
     """Return whether the rollout solved its task or, if the reward does not decide that, has a positive reward."""
     reward = rollout.reward
     return reward is not None and (reward.value > 0 if reward.correct is None else reward.correct)
 
 
-def unrepeated(groups: Iterable[Group]) -> dict[str, str]:
+def collect_replay_errors(groups: Iterable[Group]) -> dict[str, str]:
     """Return the reasons why environments did not repeat episodes, by uid of the episode."""
     prefix = f"{ReplayError.__name__}: "
     return {
@@ -109,7 +117,7 @@ def unrepeated(groups: Iterable[Group]) -> dict[str, str]:
     }
 
 
-def updated(
+def update_kept_episodes(
     config: AnchorsConfig, kept: Sequence[KeptEpisode], groups: Sequence[Group], in_flight: Collection[str]
 ) -> tuple[KeptEpisode, ...]:
     """Return the kept episodes after a step.
@@ -124,12 +132,12 @@ def updated(
         groups: Groups of the step.
         in_flight: UIDs of episodes at whose anchors draws in flight begin; these episodes are not dropped.
     """
-    lost = unrepeated(groups).keys()
+    lost = collect_replay_errors(groups).keys()
     results: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for group in groups:
         if (anchor := group.draw.anchor) is not None:
-            results[anchor.trajectory.uid][anchor.num_turns] += map(succeeded, group.scored)
-    going = [_noted(config, one, results[one.trajectory.uid]) for one in kept if one.trajectory.uid not in lost]
+            results[anchor.trajectory.uid][anchor.num_turns] += map(has_succeeded, group.scored)
+    going = [_add_result(config, one, results[one.trajectory.uid]) for one in kept if one.trajectory.uid not in lost]
     known = {one.trajectory.uid for one in kept}
     for group in groups:
         new = _rare_success(config, group)
@@ -148,7 +156,7 @@ def updated(
     return tuple(result)
 
 
-def _noted(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, Sequence[bool]]) -> KeptEpisode:
+def _add_result(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, Sequence[bool]]) -> KeptEpisode:
     recent, passed = dict(kept.recent), set(kept.passed)
     for anchor, found in results.items():
         last = recent[anchor] = (*recent.get(anchor, ()), *found)[-config.num_rollouts :]
@@ -160,7 +168,7 @@ def _noted(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, Seque
 
 def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
     """Return the shortest success of a group in which success is rare; `None` if no success can be replayed."""
-    won = [rollout for rollout in group.scored if succeeded(rollout)]
+    won = [rollout for rollout in group.scored if has_succeeded(rollout)]
     if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored):
         return None
     usable = [r for r in won if r.finished and len(r.turns) > 1 and not r.counts.get("summaries")]
@@ -177,29 +185,29 @@ def note_anchors(
     begun = {draw.draw_id: draw.anchor for draw in in_flight if draw.anchor is not None}
     state.begun = {str(i): [anchor.trajectory.uid, anchor.num_turns] for i, anchor in sorted(begun.items())}
     domains = {one.trajectory.uid: one.domain for one in state.kept}
-    for uid, why in unrepeated(groups).items():
+    for uid, why in collect_replay_errors(groups).items():
         if uid not in domains:  # a group that was in flight when the episode was dropped
             continue
         number = state.unrepeated[domains[uid]] = state.unrepeated.get(domains[uid], 0) + 1
         last = " No more of its groups begin at anchors." if number == MOST_UNREPEATED else ""
         logger.warning("%s%s", why, last)
-    state.kept = updated(config, state.kept, groups, {uid for uid, _ in state.begun.values()})
+    state.kept = update_kept_episodes(config, state.kept, groups, {uid for uid, _ in state.begun.values()})
 
 
-def figures(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
+def anchor_metrics(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
     """Compute the anchor metrics of a step: the groups that began at anchors, and their success by replayed share."""
     began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
     metrics = {
         "anchors/kept": float(len(kept)),
         "anchors/groups": float(len(began)),
-        "anchors/not_repeated": float(len(unrepeated(groups))),
+        "anchors/not_repeated": float(len(collect_replay_errors(groups))),
     }
     quarters: dict[int, list[bool]] = defaultdict(list)
     shares = []
     for group, anchor in began:
         share = anchor.num_turns / len(anchor.trajectory.turns)
         shares.append(share)
-        quarters[int(4 * share) + 1] += map(succeeded, group.scored)
+        quarters[int(4 * share) + 1] += map(has_succeeded, group.scored)
     results = [won for found in quarters.values() for won in found]
     if shares:
         metrics["anchors/replayed_share"] = sum(shares) / len(shares)

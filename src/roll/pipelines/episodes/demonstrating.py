@@ -9,19 +9,19 @@ from dataclasses import replace
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import PromptStream
 from roll.errors import DataError, InfraError
-from roll.pipelines.episodes.anchors import succeeded
+from roll.pipelines.episodes.anchors import has_succeeded
 from roll.pipelines.episodes.reading import Demonstration
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.online_run import OnlineRun
-from roll.pipelines.reinforcement.demonstrations import demonstration
+from roll.pipelines.reinforcement.demonstrations import play_demonstration
 from roll.rollout.replaying import record_trajectory
 
 __all__ = ["play_demonstrations"]
 
 
 async def play_demonstrations(
-    opened: OnlineRun[AgenticConfig, LivePolicy], stream: PromptStream, shown: Sequence[Demonstration]
+    opened: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, shown: Sequence[Demonstration]
 ) -> None:
     """Play the demonstrations and keep the episodes; a resumed run has them already.
 
@@ -33,24 +33,24 @@ async def play_demonstrations(
     if state.shown or not shown:
         return
     opened.run.tracker.note("playing demonstrations")
-    state.kept = (*state.kept, *await asyncio.gather(*(_played(opened, stream, one) for one in shown)))
+    state.kept = (*state.kept, *await asyncio.gather(*(_play_twice(opened, stream, one) for one in shown)))
     state.shown = True
 
 
-async def _played(
-    opened: OnlineRun[AgenticConfig, LivePolicy], stream: PromptStream, shown: Demonstration
+async def _play_twice(
+    opened: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, shown: Demonstration
 ) -> KeptEpisode:
     """Play a demonstration twice, to check that the environment repeats it, and return the episode."""
     draw = stream.again(-1, shown.domain, stream.position_of(shown.domain, shown.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=shown.actions))
     name = f"'{shown.domain}' with seed {shown.seed}"
     try:
-        found = [await demonstration(opened.config, opened.live, draw) for _ in range(2)]
+        found = [await play_demonstration(opened.config, opened.live, draw) for _ in range(2)]
     except InfraError as error:
         raise DataError(f"{shown.where}: the demonstration cannot be played: {error}") from error
     kept = []
     for rollout in found:
-        if rollout is None or not succeeded(rollout) or len(rollout.turns) != len(shown.actions):
+        if rollout is None or not has_succeeded(rollout) or len(rollout.turns) != len(shown.actions):
             played = f"{len(rollout.turns) if rollout else 0} of {len(shown.actions)} actions were played"
             reward = f"{rollout.reward.value:g}" if rollout and rollout.reward else "none"
             raise DataError(

@@ -43,10 +43,10 @@ class KeptEpisode:
             "passed": sorted(self.passed),
             "uid": trajectory.uid,
             "reward": trajectory.reward,
-            "prompt": _packed(trajectory.prompt_token_ids),
-            "tokens": _packed(trajectory.token_ids),
+            "prompt": _pack(trajectory.prompt_token_ids),
+            "tokens": _pack(trajectory.token_ids),
             "turns": [[turn.start, turn.end, turn.reward, turn.state] for turn in trajectory.turns],
-            "branches": [[branch.start, _packed(branch.context)] for branch in trajectory.branches],
+            "branches": [[branch.start, _pack(branch.context)] for branch in trajectory.branches],
             **_media(trajectory),
         }
 
@@ -85,11 +85,11 @@ class _Written(NamedTuple):
         prompt_media, media, *of_branches = own or [()] * (2 + len(self.branches))
         return Trajectory(
             uid=self.uid,
-            prompt_token_ids=_unpacked(self.prompt),
-            token_ids=_unpacked(self.tokens),
+            prompt_token_ids=_unpack(self.prompt),
+            token_ids=_unpack(self.tokens),
             turns=tuple(Turn(start=s, end=e, reward=r, state=state) for s, e, r, state in self.turns),
             branches=tuple(
-                Branch(start=start, context=_unpacked(context), media=spans)
+                Branch(start=start, context=_unpack(context), media=spans)
                 for (start, context), spans in zip(self.branches, of_branches, strict=True)
             ),
             prompt_media=prompt_media,
@@ -104,11 +104,11 @@ def _media(trajectory: Trajectory) -> dict[str, Any]:
     return {"media": [[span.to_dict() for span in spans] for spans in parts]} if any(parts) else {}
 
 
-def _packed(token_ids: IntArray) -> str:
+def _pack(token_ids: IntArray) -> str:
     return base64.b64encode(zlib.compress(np.asarray(token_ids, "<i4").tobytes())).decode()
 
 
-def _unpacked(text: str) -> IntArray:
+def _unpack(text: str) -> IntArray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i4").astype(np.int32)
 
 

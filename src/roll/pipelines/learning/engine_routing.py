@@ -10,14 +10,14 @@ import numpy as np
 from roll.protocols import Scorer
 from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 
-__all__ = ["MEASURED_SHARE", "engine_routing", "own_routing", "with_own_routing"]
+__all__ = ["MEASURED_SHARE", "own_routing", "router_replay_metrics", "without_recorded_experts"]
 
 MEASURED_SHARE = 8
 """Inverse share of samples that also go through the trainer with its own routing: a forward pass over the first eighth
 of the batch, about 4 % of an update's work."""
 
 
-def with_own_routing(batch: TrainingBatch) -> TrainingBatch:
+def without_recorded_experts(batch: TrainingBatch) -> TrainingBatch:
     """Return the batch without recorded experts, so that a model's routers choose experts themselves."""
     if all(s.experts is None for s in batch.samples):
         return batch
@@ -29,11 +29,11 @@ async def own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[list[FloatA
     first = tuple(s for s in batch.samples if s.experts is not None)[: -(-len(batch.samples) // MEASURED_SHARE)]
     if not first:
         return [], []
-    found = await policy.forward(with_own_routing(replace(batch, samples=first)), ["logprobs", "experts"])
+    found = await policy.forward(without_recorded_experts(replace(batch, samples=first)), ["logprobs", "experts"])
     return list(found["logprobs"]), list(found["experts"])
 
 
-def engine_routing(
+def router_replay_metrics(
     batch: TrainingBatch,
     own: tuple[Sequence[FloatArray], Sequence[IntArray]],
     replayed: Sequence[FloatArray | None],
@@ -59,7 +59,7 @@ def engine_routing(
     chosen = [(i, s) for i, s in enumerate(batch.samples) if s.experts is not None][: len(own[0])]
     samples = [s for _, s in chosen]
     metrics |= _distance("own_routing", samples, own[0])
-    alike = [_alike(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None]
+    alike = [_overlap(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None]
     if alike and sum(map(len, alike)):
         metrics["agreement/expert_overlap"] = float(np.concatenate(alike).mean())
     if replayed:
@@ -84,7 +84,7 @@ def _distance(name: str, samples: Sequence[TrainingSample], said: Sequence[Float
     }
 
 
-def _alike(engine: IntArray, trainer: IntArray) -> IntArray:
+def _overlap(engine: IntArray, trainer: IntArray) -> IntArray:
     """Return 1 for each choice [L, layers, k] that is also in the other's choices of that token and layer, else 0.
 
     Tokens for which either choice is unknown are left out.

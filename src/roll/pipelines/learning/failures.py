@@ -24,7 +24,7 @@ from roll.rewards.compose import UNFINISHED
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.types import Group, Rollout, RolloutStatus
 
-__all__ = ["Failures", "Retries", "check_failures", "describe", "failures_of", "step_alarms"]
+__all__ = ["Failures", "Retries", "check_failures", "count_failures", "describe", "step_alarms"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Failures:
         return [self.asked, self.failed, self.timed_out]
 
 
-def failures_of(groups: Iterable[Group]) -> Failures:
+def count_failures(groups: Iterable[Group]) -> Failures:
     """Count what we failed of the answers of these groups."""
     asked = failed = timed_out = 0
     causes: Counter[str] = Counter()
@@ -151,7 +151,7 @@ def check_failures(
 
 def step_alarms(config: AlarmsConfig, state: LearningState, groups: Iterable[Group], *, first: bool) -> list[Alarm]:
     """Store a finished step's failure counts in `state`, log them, and return the alarms of too many failures."""
-    failures = failures_of(groups)
+    failures = count_failures(groups)
     state.failures = [*state.failures, failures.counts][-config.patience :]
     alarms = check_failures(config, state.failures, failures, first=first)
     if alarms:

@@ -8,7 +8,7 @@ import numpy as np
 
 from roll.types import StepResult, TrainingBatch
 
-__all__ = ["agreement", "learning_metrics", "mean_advantages", "training_metrics"]
+__all__ = ["agreement_metrics", "learning_metrics", "mean_advantages", "training_metrics"]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -26,10 +26,10 @@ def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
     return found
 
 
-def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
+def agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
     """Compute how far log-probs of engine and trainer differ over all trained tokens.
 
-    The trainer's log-probs are those before the update, or of the only update. Besides mean and largest absolute
+    The trainer's log-probs are those before the update, or of the only update. In addition to mean and largest absolute
     difference: quantiles of the factor old/rollout, and the effective sample size under these factors, as a share of
     tokens.
     """
@@ -84,7 +84,7 @@ def learning_metrics(
     batch: TrainingBatch, results: Sequence[StepResult], critic_results: Sequence[StepResult]
 ) -> dict[str, float]:
     """Return the metrics of the updates of policy and critics, and the agreement of engines and trainer."""
-    metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement(batch, results)
+    metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement_metrics(batch, results)
     place = "critic" if critic_results else "training"  # a shared value head is trained in the policy's updates
     if f"{place}/value/return" in metrics:
         mean, squared, error = (metrics[f"{place}/value/{name}"] for name in ("return", "return_squared", "error"))

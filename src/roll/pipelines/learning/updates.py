@@ -22,18 +22,18 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, train_policy, update
-from roll.pipelines.learning.engine_routing import engine_routing, own_routing, with_own_routing
+from roll.pipelines.learning.engine_routing import own_routing, router_replay_metrics, without_recorded_experts
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
 from roll.pipelines.snapshots import train_inference
 from roll.types import FloatArray, ForwardOptions, Output, StepResult, TrainingBatch
 
-__all__ = ["Learned", "learn"]
+__all__ = ["UpdateResults", "learn"]
 
 
 @dataclass(kw_only=True, slots=True)
-class Learned:
+class UpdateResults:
     """Results of a step's updates."""
 
     batch: TrainingBatch
@@ -43,14 +43,14 @@ class Learned:
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
-    def stepped(self) -> bool:
+    def has_new_weights(self) -> bool:
         """Whether the policy's weights changed."""
         return any(result.stepped for result in self.results)
 
 
 async def learn(
     run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, selection: Selection, sampling: RolloutConfig
-) -> Learned:
+) -> UpdateResults:
     """Compute the columns that the algorithm needs, then update critics and policy; the step is `run.state.step + 1`.
 
     Args:
@@ -76,7 +76,7 @@ async def learn(
         with run.spans.phase("snapshots"):
             columns["behavior_logprobs"] = await snapshots.logprobs(batch, version)
     batch = compute_token_weights(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
-    learned = Learned(batch=batch)
+    learned = UpdateResults(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
     if run.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
         if snapshots is not None:
@@ -88,7 +88,7 @@ async def learn(
     learned.metrics |= train_inference(batch, learned.results, version)
     if learner.replays_engine:
         replayed = columns.get("old_logprobs") or (learned.results[0].logprobs if learned.results else ())
-        learned.metrics |= engine_routing(batch, own, replayed)
+        learned.metrics |= router_replay_metrics(batch, own, replayed)
     _adapt(run, algorithm, learned, coefficient)
     return learned
 
@@ -117,7 +117,7 @@ async def _logprobs(
         columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:
         with run.spans.phase("reference"):
-            plain = with_own_routing(batch)
+            plain = without_recorded_experts(batch)
             columns["ref_logprobs"] = (await learner.reference.forward(plain, ["logprobs"]))["logprobs"]
     return columns
 
@@ -126,7 +126,7 @@ async def _train_critics(
     run: Run[LearningState],
     learner: Learner,
     algorithm: AlgorithmConfig,
-    learned: Learned,
+    learned: UpdateResults,
     values: Sequence[Sequence[FloatArray]],
 ) -> None:
     """Train each critic on its share of the batch; a value clip is around the critic's own old values, not the mean."""
@@ -146,7 +146,7 @@ async def _train_critics(
                     learned.critic_results.append(await update(run, critic, part, value_loss(algorithm)))
 
 
-def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: Learned, coefficient: float) -> None:
+def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: UpdateResults, coefficient: float) -> None:
     """Measure the divergence from the reference, and adapt the KL coefficient toward its target.
 
     A step that trains only demonstrations does not measure it, and leaves the coefficient unchanged.
@@ -167,7 +167,7 @@ def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: Learned
         )
 
 
-def _divergence(algorithm: AlgorithmConfig, learned: Learned) -> float | None:
+def _divergence(algorithm: AlgorithmConfig, learned: UpdateResults) -> float | None:
     """Return the divergence from the reference, in nats per token that the policy sampled; `None` if not measured.
 
     With the penalty in the reward, it is that of the policy before the update. With the penalty in the loss, it is the

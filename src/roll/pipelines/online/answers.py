@@ -12,7 +12,7 @@ from typing import Any
 from roll.algorithms.choosing import Answers, Choice, chosen
 from roll.pipelines.learner import train_policy
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
-from roll.pipelines.online.boundary import decided
+from roll.pipelines.online.boundary import fates_of_groups
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.online.protocols import Collected, Update
 from roll.protocols import LossFn
@@ -42,7 +42,7 @@ class AnswersObjective:
     async def collect(self, batch: Batch) -> Collected[Choice]:
         """Choose among the answers of each group."""
         choice = chosen(batch.groups, self.choose)
-        choice.fates.update(decided(batch))
+        choice.fates.update(fates_of_groups(batch))
         return Collected(
             batch=batch,
             choice=choice,

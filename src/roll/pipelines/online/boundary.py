@@ -11,10 +11,10 @@ from roll.pipelines.learning.state import LearningState
 from roll.rollout import Batch, DataLedger
 from roll.types import Fate
 
-__all__ = ["batch_figures", "decided", "settle"]
+__all__ = ["fates_of_groups", "settle", "step_metrics"]
 
 
-def decided(batch: Batch) -> dict[int, tuple[Fate, str]]:
+def fates_of_groups(batch: Batch) -> dict[int, tuple[Fate, str]]:
     """Return by draw id the fates of groups that were stopped early and of abandoned draws."""
     left_out = {draw_id: (Fate.FILTERED, why) for draw_id, why in batch.left_out.items()}
     return left_out | {draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()}
@@ -26,7 +26,7 @@ def settle(ledger: DataLedger, fates: Mapping[int, tuple[Fate, str]], step: int)
         ledger.settle(draw_id, fate, step, why)
 
 
-async def batch_figures(state: LearningState, batch: Batch, fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
+async def step_metrics(state: LearningState, batch: Batch, fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
     """Compute the metrics of a step's rollouts, of its batch and of the fates of its draws, and of reward hacking."""
     metrics = measures.rollout_metrics(batch.groups) | measures.fate_metrics(fates) | measures.batch_metrics(batch)
     found = await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many

@@ -16,7 +16,7 @@ from roll.pipelines.learner import Learner
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import step_alarms
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.boundary import batch_figures, settle
+from roll.pipelines.online.boundary import settle, step_metrics
 from roll.pipelines.online.protocols import Collected, Engines, Update
 from roll.pipelines.run import Run, take_steps
 from roll.rollout import Batch, LifeCycle, LLMProxy
@@ -80,7 +80,7 @@ class RunEngines(Engines, Protocol):
         """Write the engines' steps to the trace."""
         ...
 
-    async def evaluated(self) -> None:
+    async def wait_for_evaluation(self) -> None:
         """Wait for the evaluation in progress, if any."""
         ...
 
@@ -120,7 +120,7 @@ class OnlineRun(Generic[C_co, E_co]):
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """See `StepRun`."""
-        return await self.run.stop.unless(work)
+        return await self.run.stop.run_unless_stopped(work)
 
     def count_update(self) -> None:
         """See `StepRun`."""
@@ -130,7 +130,7 @@ class OnlineRun(Generic[C_co, E_co]):
         """See `StepRun`."""
         run, batch, limits = self.run, collected.batch, self.config.alarms
         state = run.state
-        metrics = {**await batch_figures(state, batch, collected.fates), **collected.metrics, **update.metrics}
+        metrics = {**await step_metrics(state, batch, collected.fates), **collected.metrics, **update.metrics}
         with run.spans.phase("record"):
             run.tracker.log_rollouts(state.step + 1, batch.groups, update.advantages, update.tokens)
         run.mid_update = True
@@ -173,15 +173,15 @@ class OnlineRun(Generic[C_co, E_co]):
         if self.evaluator is None:
             return
         if self.ahead:
-            await self._evaluate_beside(self.evaluator)
+            await self._evaluate_concurrently(self.evaluator)
         elif await self.evaluator.evaluate_if_due():  # nothing else runs, and this is still the boundary
             self._remember_verifiers()
 
-    async def _evaluate_beside(self, evaluator: Evaluator) -> None:
+    async def _evaluate_concurrently(self, evaluator: Evaluator) -> None:
         """Start a background evaluation if it is due; wait for it if the end of the step depends on it."""
         run = self.run
         evaluator.check_last()  # at this point, all updates can be saved
         evaluator.begin_if_due()
         has_stepped = run.state.step > run.began_at
         if has_stepped and (run.checkpoint.keep_best or run.state.step == run.num_steps):
-            await run.stop.unless(self.live.evaluated())
+            await run.stop.run_unless_stopped(self.live.wait_for_evaluation())

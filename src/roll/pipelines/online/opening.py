@@ -19,16 +19,16 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles
-from roll.pipelines.hand_over import EVERYTHING, SharedDevices, hands_over
+from roll.pipelines.hand_over import EVERYTHING, SharedDevices, offloads_colocated
 from roll.pipelines.instant_checks import check_disk, check_own_references, check_own_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
 from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
-from roll.pipelines.run import Run, Session, beginning
+from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.state import RunState
 from roll.pipelines.unchanging import fingerprints
 from roll.protocols import TrainerGroup
@@ -38,14 +38,14 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["Placed", "facts", "open_online", "policy_spec", "weight_sync"]
+__all__ = ["RoleSpec", "facts", "open_online", "policy_spec", "weight_sync"]
 
 logger = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=GeneratingConfig)
 
 
-class Placed(NamedTuple):
+class RoleSpec(NamedTuple):
     """A trainer, or engines other than the policy's, with its role."""
 
     role: str
@@ -58,14 +58,14 @@ async def open_online(
     config: C,
     session: Session,
     prepared: Prepared,
-    placed: Sequence[Placed],
+    placed: Sequence[RoleSpec],
     learner_of: Callable[[Sequence[Any]], Learner],
     *,
     controlled: Callable[..., AsyncController] = build_controller,
     recorder_of: Callable[[Run[LearningState]], Recorder] | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
     state_type: type[LearningState] = LearningState,
-) -> AsyncIterator[OnlineRun[C, LivePolicy]]:
+) -> AsyncIterator[OnlineRun[C, ServedPolicy]]:
     """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error.
 
     Args:
@@ -100,7 +100,7 @@ async def open_online(
             recorder.listen(generation.scheduler.life, generation.proxy)
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = controlled(config, state, data, run.ledger, generation, plan)
-        live = LivePolicy(
+        live = ServedPolicy(
             run=run, generation=generation, controller=controller, weights=weights, plan=plan, devices=devices
         )
         evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
@@ -120,17 +120,17 @@ async def _begin(
     config: GeneratingConfig,
     session: Session,
     prepared: Prepared,
-    placed: Sequence[Placed],
+    placed: Sequence[RoleSpec],
     state_type: type[LearningState],
 ) -> LearningState:
     """Return the state in which the session begins, after all checks that are possible before a role starts."""
     check_engines(config)
     check_back_end(config.training.backend)
     data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
-    state = beginning(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
+    state = restore_state(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
     check_disk(config, config.training, prepared.model_path, session, trainers)
-    await session.stop.unless(check_own_references(config.data, data))
-    await session.stop.unless(check_own_rewards(config.data, config.sandbox, data))
+    await session.stop.run_unless_stopped(check_own_references(config.data, data))
+    await session.stop.run_unless_stopped(check_own_rewards(config.data, config.sandbox, data))
     return state
 
 
@@ -139,21 +139,21 @@ async def _start(
     session: Session,
     cluster: Cluster,
     prepared: Prepared,
-    placed: Sequence[Placed],
+    placed: Sequence[RoleSpec],
     stack: AsyncExitStack,
 ) -> tuple[Roles, list[Any], SharedDevices | None]:
     """Start all roles; return them, the placed trainers and engines in order, and the devices that they share with
     engines.
     """
     session.tracker.keep_tokenizer(prepared.tokenizer)
-    hand_over = hands_over(config, accelerated=num_accelerators() > 0)
-    beside = config.colocated_trainers("actor_infer") if hand_over else []
+    hand_over = offloads_colocated(config, accelerated=num_accelerators() > 0)
+    colocated = config.colocated_trainers("actor_infer") if hand_over else []
 
     async def start(role: str, spec: TrainerSpec | Sequence[EngineSpec]) -> Any:
         if not isinstance(spec, TrainerSpec):
             return await cluster.start_engines(spec, role)
         trainer = await cluster.start_trainer(spec, role)
-        if role in beside:  # frees the memory for engines that start after it
+        if role in colocated:  # frees the memory for engines that start after it
             await trainer.offload(EVERYTHING)
         return trainer
 
@@ -167,11 +167,11 @@ async def _start(
         trainers=[("policy" if role == "actor_train" else role, start(role, spec)) for role, spec in placed],
         hand_over=hand_over,
     )
-    sharing = [trainer for (role, _), trainer in zip(placed, started, strict=True) if role in beside]
+    sharing = [trainer for (role, _), trainer in zip(placed, started, strict=True) if role in colocated]
     return roles, started, SharedDevices(started[0], sharing) if hand_over else None
 
 
-async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
+async def _restore(run: Run[Any], learner: Learner, live: ServedPolicy, saved: SavedRun[Any] | None) -> None:
     """Load a checkpoint into the trainers, which must hold the shared devices for that, as for writing one."""
     run.checkpointer.before_writing = live.hand_to_trainers
     if saved is not None:

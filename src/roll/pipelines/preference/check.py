@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.config.pipelines.preference import PreferenceConfig
-from roll.pipelines.supervised.check import Other
+from roll.pipelines.supervised.check import FrozenModelCost
 from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report
 from roll.preflight.inspection import describe_role, run_checks
@@ -23,7 +23,9 @@ def inspect(config: PreferenceConfig) -> Report:
         kind="pair" if pairs else "labelled",
         method=section.type,
         loss=f"roll.pipelines.preference.objective:{'LIKE_PAIRS' if pairs else 'LIKE_ANSWERS'}",
-        other=Other(passes_before=asked_of if kept else 0, passes_per_step=(not pairs) + (asked_of if adapters else 0)),
+        other=FrozenModelCost(
+            passes_before=asked_of if kept else 0, passes_per_step=(not pairs) + (asked_of if adapters else 0)
+        ),
     )
     if section.method.uses_reference:
         when = "once for each answer, before the first step" if kept else "in every step"

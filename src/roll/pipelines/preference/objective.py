@@ -17,18 +17,18 @@ from roll.config.preference import PreferenceSection
 from roll.data.examples import ExampleKind
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.supervised.kept import Kept
+from roll.pipelines.supervised.kept import OutputStore
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 
-__all__ = ["Objective", "kind_of", "loss_like", "with_other_answers"]
+__all__ = ["Objective", "kind_of", "packed_loss_spec", "with_other_answers"]
 
 LIKE_PAIRS = PreferenceLoss(against_reference=False)
 LIKE_ANSWERS = LikelihoodLoss()
 """Losses that stand in for the methods when a step is timed, since samples have no reference log-probs then."""
 
 
-def loss_like(section: PreferenceSection) -> LossFn:
+def packed_loss_spec(section: PreferenceSection) -> LossFn:
     """Return a loss that needs no reference and makes a trainer pack samples as the method's loss does."""
     return LIKE_PAIRS if section.method.compares_pairs else LIKE_ANSWERS
 
@@ -44,12 +44,12 @@ class Objective:
 
     section: PreferenceSection
     policy: TrainerGroup
-    kept: Kept
+    kept: OutputStore
     """Stored log-probs of the reference, unless it is the policy without its adapters."""
     max_tokens: int | None
     """Token limit of a sample."""
 
-    async def completed(self, batch: TrainingBatch) -> TrainingBatch:
+    async def with_reference_logprobs(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with the reference's log-probs, if the method uses them."""
         if not self.section.method.uses_reference:
             return batch

@@ -11,14 +11,14 @@ from roll.cluster.base import Cluster
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference.objective import Objective, kind_of
-from roll.pipelines.preference.reference import all_batches, asking, held_out_batches, reference_spec
+from roll.pipelines.preference.reference import all_batches, held_out_batches, reference_outputs, reference_spec
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.pipelines.supervised.asking import ask_once, weights_name
-from roll.pipelines.supervised.kept import Kept
+from roll.pipelines.supervised.asking import compute_once, weights_name
+from roll.pipelines.supervised.kept import OutputStore
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
+from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, merge_metrics, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared
 from roll.running import run_in_thread
@@ -28,7 +28,7 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    section, kept = config.preference, Kept()
+    section, kept = config.preference, OutputStore()
     if section.method.compares_pairs:
         preference_loss(section)  # refuses invalid settings before anything starts
 
@@ -37,33 +37,35 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
         if section.method.uses_reference and section.reference == "precomputed":
             spec = reference_spec(config, prepared)
             name = await run_in_thread(weights_name, spec)
-            kept = await asyncio.to_thread(Kept, session.directory.path / "reference" / name)
+            kept = await asyncio.to_thread(OutputStore, session.directory.path / "reference" / name)
             batches = await run_in_thread(all_batches, config, prepared, session)
-            await ask_once(cluster, spec, kept, batches, asking(config), who="the reference", session=session)
+            await compute_once(
+                cluster, spec, kept, batches, reference_outputs(config), who="the reference", session=session
+            )
 
     async with open_course(config, session, kind_of(section), first=first) as course:
         max_tokens = course.examples.rendering.max_tokens
         objective = Objective(section=section, policy=course.policy, kept=kept, max_tokens=max_tokens)
-        course.completed = objective.completed
+        course.completed = objective.with_reference_logprobs
         yield partial(train, course, objective.loss)
 
 
 async def _measure(config: PreferenceConfig) -> dict[str, float]:
     """Measure the configuration's model on held-out preferences, with its reference."""
     section = config.preference.model_copy(update={"reference": "precomputed"})
-    config, kept = config.model_copy(update={"preference": section}), Kept()
+    config, kept = config.model_copy(update={"preference": section}), OutputStore()
     async with open_measuring(config, kind_of(section)) as measuring:
         prepared = measuring.prepared
         if section.method.uses_reference:
             batches = await asyncio.to_thread(held_out_batches, config, prepared)
             spec = reference_spec(config, prepared)
-            await ask_once(measuring.cluster, spec, kept, batches, asking(config), who="the reference")
+            await compute_once(measuring.cluster, spec, kept, batches, reference_outputs(config), who="the reference")
         trainer = await measuring.start("reference")
         max_tokens = prepared.examples.rendering.max_tokens
         objective = Objective(section=section, policy=trainer, kept=kept, max_tokens=max_tokens)
-        batch = await objective.completed(measuring.batch)
+        batch = await objective.with_reference_logprobs(measuring.batch)
         metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)), batch)
-    return beside_answers(metrics, await measure_answers(config))
+    return merge_metrics(metrics, await measure_answers(config))
 
 
 def _facts(config: PreferenceConfig, at: RunState) -> RunFacts:

@@ -10,16 +10,16 @@ import numpy as np
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import load_tokenizer, resolve_model
-from roll.pipelines.preference.objective import loss_like, with_other_answers
+from roll.pipelines.preference.objective import packed_loss_spec, with_other_answers
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import Ask, remaining_steps
+from roll.pipelines.supervised.asking import ComputeOutputs, remaining_steps
 from roll.pipelines.supervised.kept import Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["all_batches", "asking", "held_out_batches", "reference_spec"]
+__all__ = ["all_batches", "held_out_batches", "reference_outputs", "reference_spec"]
 
 Samples: TypeAlias = tuple[TrainingSample, ...]
 
@@ -44,13 +44,13 @@ def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
     return TrainerSpec.frozen(path, config.model, prepared.training, config.seed)
 
 
-def asking(config: PreferenceConfig) -> Ask:
+def reference_outputs(config: PreferenceConfig) -> ComputeOutputs:
     """Return the function that computes the reference's log-probs, packed and rounded as those of the policy in an
     update.
 
     A policy that equals the reference therefore has log-ratios of exactly 0, also in bfloat16.
     """
-    loss = loss_like(config.preference)
+    loss = packed_loss_spec(config.preference)
 
     async def ask(reference: TrainerGroup, batch: TrainingBatch) -> list[Rows]:
         said = (await reference.measure(batch, loss)).logprobs

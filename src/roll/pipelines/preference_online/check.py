@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.config.pipelines.preference_online import PreferenceOnlineConfig
-from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
+from roll.pipelines.online.check.estimate import BatchArithmetic, ExtraMemory, frozen_memory
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.preflight.report import Report
 
@@ -18,9 +18,9 @@ def inspect(config: PreferenceOnlineConfig) -> Report:
     return inspect_run(config, name, further=_further, trained_per_group=(pairs, 2 * pairs))
 
 
-def _further(report: Report, config: PreferenceOnlineConfig, batch: BatchArithmetic) -> Further:
+def _further(report: Report, config: PreferenceOnlineConfig, batch: BatchArithmetic) -> ExtraMemory:
     assert report.model is not None, "it was looked at"
     if not config.starts_reference:
-        return Further(roles=[])
+        return ExtraMemory(roles=[])
     on_accelerator = report.machine.has_accelerators
-    return Further(roles=[frozen_memory(config, "reference", report.model, batch, on_accelerator=on_accelerator)])
+    return ExtraMemory(roles=[frozen_memory(config, "reference", report.model, batch, on_accelerator=on_accelerator)])

@@ -13,7 +13,7 @@ from roll.pipelines.learner import Learner, WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
+from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
 from roll.pipelines.preference_online.objective import objective
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
@@ -30,10 +30,10 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
     preference_loss(config.preference)  # refuses invalid settings before anything starts
     session.tracker.note("reading the model's files and the prompts")
     prepared = await run_in_thread(prepare, config)
-    placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
+    placed = [RoleSpec("actor_train", policy_spec(config, prepared.model_path))]
     if config.starts_reference:
         placed.append(
-            Placed("reference", TrainerSpec.frozen(prepared.model_path, config.model, config.training, config.seed))
+            RoleSpec("reference", TrainerSpec.frozen(prepared.model_path, config.model, config.training, config.seed))
         )
 
     def learner_of(started: Sequence[Any]) -> Learner:

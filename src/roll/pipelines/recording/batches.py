@@ -26,7 +26,7 @@ from roll.records import validate_record
 from roll.rollout import Batch, DataLedger, SelectionBias
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
-__all__ = ["RecordedBatches", "bare_draw", "with_prompts"]
+__all__ = ["RecordedBatches", "draw_without_prompt", "with_prompts"]
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class RecordedBatches:
         recorded = await asyncio.to_thread(self.recording.read, self.state.step + 1)
         for drawn in recorded.draws:
             if drawn.draw_id == len(self.ledger):
-                self.ledger.open([bare_draw(drawn.draw_id, uid=drawn.uid)], drawn.step)
+                self.ledger.open([draw_without_prompt(drawn.draw_id, uid=drawn.uid)], drawn.step)
         self._current = recorded
         groups = with_prompts(self.data, recorded.groups)
         prompts = {group.draw.draw_id: group.draw.prompt for group in groups}
@@ -81,7 +81,7 @@ class RecordedBatches:
     def in_flight(self) -> list[PromptDraw]:
         """Return the draws in flight as recorded at the last boundary."""
         pending = () if self._current is None else self._current.pending
-        return [bare_draw(draw_id, domain=domain, position=position) for draw_id, domain, position in pending]
+        return [draw_without_prompt(draw_id, domain=domain, position=position) for draw_id, domain, position in pending]
 
     def counts(self) -> dict[str, int]:
         """Return the counts of engines and requests as recorded at the last boundary."""
@@ -89,7 +89,7 @@ class RecordedBatches:
         return {"hung": 0, **self._current.counters}  # older recordings count hung engines only as replaced
 
 
-def bare_draw(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
+def draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
     """Return a draw without its prompt's text, as ledger and checkpoints store it."""
     prompt = Prompt(uid=uid, domain=domain, messages=())
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)

@@ -17,7 +17,7 @@ __all__ = ["Comparison"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
+class _Timing:
     """Seconds of waits and of whole steps, recorded and replayed, and the number of replayed tokens."""
 
     recorded_wait_s: float
@@ -37,7 +37,7 @@ class _Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Generated(_Work):
+class _Generated(_Timing):
     """A step that was generated again."""
 
     step: float
@@ -70,8 +70,8 @@ class Comparison:
         sums = self._sums()
         return {**asdict(sums), "speed_up": sums.speed_up}
 
-    def _sums(self) -> _Work:
-        return _Work(**{each.name: sum(getattr(step, each.name) for step in self.steps) for each in fields(_Work)})
+    def _sums(self) -> _Timing:
+        return _Timing(**{each.name: sum(getattr(step, each.name) for step in self.steps) for each in fields(_Timing)})
 
     def write(self, path: Path) -> None:
         """Write `replay.json`, atomically."""

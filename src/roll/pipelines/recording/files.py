@@ -100,7 +100,7 @@ class RecordingWriter:
         self._append({"kind": "step", "step": step.step, "files": files})
 
     def _append(self, line: dict[str, Any]) -> None:
-        atomic.append(self._directory / INDEX, _encoded(line))
+        atomic.append(self._directory / INDEX, _encode(line))
 
 
 @dataclass(frozen=True, eq=False)
@@ -243,7 +243,7 @@ def _require_format(found: Any, path: Path) -> None:
         raise DataError(f"recording '{path}' has format {found!r}, this version of ROLL reads {FORMAT}.")
 
 
-def _encoded(line: Mapping[str, Any]) -> bytes:
+def _encode(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 

@@ -28,7 +28,7 @@ from roll.pipelines.generation import Generation as Answering
 from roll.pipelines.generation import episode_plan, open_generation, start_roles
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import prepare, sampling_plans
-from roll.pipelines.recording.batches import bare_draw
+from roll.pipelines.recording.batches import draw_without_prompt
 from roll.pipelines.recording.checks import check_prepared, check_steps, open_recording
 from roll.pipelines.recording.comparison import Comparison
 from roll.pipelines.recording.recorded_work import RecordedWork
@@ -90,7 +90,7 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
         )
         plan = sampling_plans(config, prepared.stop_token_ids)[0]
         ledger = DataLedger()
-        ledger.open(map(bare_draw, range(start.num_draws)), step=0)
+        ledger.open(map(draw_without_prompt, range(start.num_draws)), step=0)
         controller = build_controller(config, state, prepared.data, ledger, generation, plan)
         world = _World(
             config=config,
@@ -122,7 +122,7 @@ async def _answer_again(world: _World) -> None:
     try:
         for step in range(world.first, world.config.training.num_steps + 1):
             with tracker.spans.step(step):
-                await world.session.stop.unless(_step(world, step, comparison))
+                await world.session.stop.run_unless_stopped(_step(world, step, comparison))
     finally:
         await world.controller.close()
     comparison.write(tracker.run.path / "replay.json")
@@ -133,10 +133,10 @@ async def _answer_again(world: _World) -> None:
 async def _step(world: _World, step: int, comparison: Comparison) -> None:
     tracker, controller, work = world.session.tracker, world.controller, world.work
     spans = tracker.spans
-    beside = world.config.rollout.scheduling.async_ratio > 0
-    with world.generation.wait_phases.waiting("wait" if beside else "generate"):
+    concurrent = world.config.rollout.scheduling.async_ratio > 0
+    with world.generation.wait_phases.waiting("wait" if concurrent else "generate"):
         batch = await controller.next_batch()
-    if beside:  # in a synchronous run, the time of training has no effect
+    if concurrent:  # in a synchronous run, the time of training has no effect
         with spans.phase("train"):
             await asyncio.sleep(work.train_s[step])
         with spans.phase("sync"):

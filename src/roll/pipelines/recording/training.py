@@ -31,7 +31,7 @@ from roll.pipelines.recording.batches import RecordedBatches
 from roll.pipelines.recording.checks import check_prepared, check_steps, check_training, open_recording, start_of
 from roll.pipelines.reinforcement.objective import Reinforcement
 from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
-from roll.pipelines.run import Run, Session, beginning, whole_run
+from roll.pipelines.run import Run, Session, restore_state, run_session
 from roll.rollout import Batch
 from roll.running import run_in_thread
 from roll.types import Rollout
@@ -55,7 +55,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     check_prepared(recording.start, prepared)
     check_training(config, recording, recording.start)
     data = prepared.data
-    state = beginning(saved, data.train, LearningState)
+    state = restore_state(saved, data.train, LearningState)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
@@ -86,7 +86,7 @@ class RecordedEngines:
 
     def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
         """See `StepRun.running`."""
-        return whole_run(self.run)
+        return run_session(self.run)
 
     async def wake(self) -> None:
         """Do nothing."""
@@ -103,7 +103,7 @@ class RecordedEngines:
         """Do nothing, since there are no engines."""
         return {}
 
-    async def evaluated(self) -> None:
+    async def wait_for_evaluation(self) -> None:
         """Do nothing, since nothing is evaluated."""
 
     def counts(self) -> dict[str, int]:

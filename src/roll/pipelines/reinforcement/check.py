@@ -9,7 +9,7 @@ from roll.config.estimate import RoleMemory, frozen_bytes, num_trained
 from roll.config.passing import ModelSizes, element_bytes
 from roll.config.reinforcing import ReinforcingConfig
 from roll.config.truncation import truncation_note
-from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory, trainer_memory
+from roll.pipelines.online.check.estimate import BatchArithmetic, ExtraMemory, frozen_memory, trainer_memory
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.preflight.inspection import describe_role
 from roll.preflight.report import Report
@@ -49,7 +49,7 @@ def _look_at_truncation(report: Report, config: ReinforcingConfig) -> None:
     report.notes += [truncation] if truncation else []
 
 
-def _further(report: Report, config: ReinforcingConfig, batch: BatchArithmetic) -> Further:
+def _further(report: Report, config: ReinforcingConfig, batch: BatchArithmetic) -> ExtraMemory:
     assert report.model is not None, "it was looked at"
     on_accelerator = report.machine.has_accelerators
     return further_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
@@ -62,7 +62,7 @@ def further_memory(
     *,
     critic_sizes: ModelSizes | None = None,
     on_accelerator: bool = False,
-) -> Further:
+) -> ExtraMemory:
     """Estimate the memory of critics and reference.
 
     Args:
@@ -86,7 +86,7 @@ def further_memory(
     if config.num_snapshots and not on_accelerator:  # in host memory, with the current weights
         share = num_trained(config.model, sizes) * parallel.dp_replicate / config.num_ranks
         memory["snapshots"] = round((config.num_snapshots + 1) * element * share)
-    return Further(
+    return ExtraMemory(
         held=memory,
         roles=roles,
         num_trained=critics * num_trained(config.model, critic_sizes or sizes),

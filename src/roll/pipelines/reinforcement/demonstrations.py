@@ -18,7 +18,7 @@ import numpy as np
 from roll.config.reinforcing import ReinforcingConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
-from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.live_policy import ServedPolicy
 from roll.rollout.episode import loop_for
 from roll.types import (
     EXPERT,
@@ -31,12 +31,14 @@ from roll.types import (
     RolloutId,
 )
 
-__all__ = ["demonstration", "demonstrations", "replayed"]
+__all__ = ["anchor_demonstration", "play_demonstration", "play_demonstrations"]
 
 logger = logging.getLogger(__name__)
 
 
-async def demonstrations(config: ReinforcingConfig, live: LivePolicy, draws: Sequence[PromptDraw]) -> list[Rollout]:
+async def play_demonstrations(
+    config: ReinforcingConfig, live: ServedPolicy, draws: Sequence[PromptDraw]
+) -> list[Rollout]:
     """Return a scored expert rollout for every draw whose prompt has a demonstration; empty if imitation has weight 0.
 
     For a draw that begins at an anchor, it consists of the replayed turns (IPA, arXiv 2512.24873 eq. 10: the expert's
@@ -46,14 +48,16 @@ async def demonstrations(config: ReinforcingConfig, live: LivePolicy, draws: Seq
     if config.algorithm.imitation.weight == 0:
         return []
     shown = [draw for draw in draws if draw.prompt.expert and draw.anchor is None]
-    found = await asyncio.gather(*(demonstration(config, live, draw) for draw in shown))
+    found = await asyncio.gather(*(play_demonstration(config, live, draw) for draw in shown))
     begun = [
-        replayed(draw, draw.anchor, live.plan.group_size) for draw in draws if draw.anchor and draw.anchor.num_turns
+        anchor_demonstration(draw, draw.anchor, live.plan.group_size)
+        for draw in draws
+        if draw.anchor and draw.anchor.num_turns
     ]
     return [*(rollout for rollout in found if rollout is not None), *begun]
 
 
-def replayed(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
+def anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
     """Return the turns before an anchor as an expert rollout.
 
     Turns after the anchor keep their rewards and lose their tokens, so that a turn's return is that of the whole
@@ -81,7 +85,7 @@ def replayed(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
     )
 
 
-async def demonstration(config: ReinforcingConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
+async def play_demonstration(config: ReinforcingConfig, live: ServedPolicy, draw: PromptDraw) -> Rollout | None:
     """Play and score the expert's answers; return `None` if no attempt could score them.
 
     Raises:

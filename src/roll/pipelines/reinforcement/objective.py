@@ -11,11 +11,11 @@ from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.token_columns import token_columns
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.online.boundary import decided
+from roll.pipelines.live_policy import ServedPolicy
+from roll.pipelines.online.boundary import fates_of_groups
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.online.protocols import Collected, Update
-from roll.pipelines.reinforcement.demonstrations import demonstrations
+from roll.pipelines.reinforcement.demonstrations import play_demonstrations
 from roll.pipelines.reinforcement.sampling import GREEDY
 from roll.rollout import Batch
 from roll.types import Rollout
@@ -51,7 +51,7 @@ class Reinforcement(Generic[C]):
                 moments=run.state.moments,
                 greedy=batch.companions.get(GREEDY, ()),
                 demonstrations=shown,
-                decided=decided(batch),
+                decided=fates_of_groups(batch),
             )
         return Collected(
             batch=batch, choice=selection, rollouts=selection.rollouts, fates=selection.fates, demonstrations=shown
@@ -69,7 +69,7 @@ class Reinforcement(Generic[C]):
         seed, updates = (run.seed, run.state.step), config.algorithm.updates
         return Update(
             metrics=metrics,
-            stepped=learned.stepped,
+            stepped=learned.has_new_weights,
             advantages=mean_advantages(learned.batch),
             tokens=token_columns(learned.batch, learned.results, updates, seed) if is_recorded else {},
         )
@@ -79,7 +79,7 @@ class Reinforcement(Generic[C]):
         self.online.run.state.moments = collected.choice.moments
 
 
-def live_demonstrations(online: OnlineRun[C, LivePolicy]) -> Shown:
+def live_demonstrations(online: OnlineRun[C, ServedPolicy]) -> Shown:
     """Return a function that plays the demonstrations of a batch's prompts."""
 
     async def play(batch: Batch) -> Sequence[Rollout]:
@@ -87,6 +87,6 @@ def live_demonstrations(online: OnlineRun[C, LivePolicy]) -> Shown:
             return ()
         repeated = [group.draw for group in batch.groups if group.scored or group.draw.anchor is None]
         with online.live.waiting("wait" if online.ahead else "generate"):
-            return await demonstrations(online.config, online.live, repeated)
+            return await play_demonstrations(online.config, online.live, repeated)
 
     return play

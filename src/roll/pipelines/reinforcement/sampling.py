@@ -45,7 +45,7 @@ def build_controller(
         *_companions(config, plan),
         left_out=refills,
         max_refills=algorithm.filters.max_refills,
-        doomed=_doom(config),
+        early_stop=_early_stop_predicate(config),
         draws=draws,
     )
 
@@ -58,7 +58,7 @@ def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[Sampling
     return (replace(plan, purpose=GREEDY, group_size=1, sampling=greedy),)
 
 
-def _doom(config: ReinforcingConfig) -> EarlyStopPredicate | None:
+def _early_stop_predicate(config: ReinforcingConfig) -> EarlyStopPredicate | None:
     scheduling = config.rollout.scheduling
     if not scheduling.early_stop_groups or scheduling.reward_range is None:
         return None

@@ -11,7 +11,7 @@ from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
+from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline
 from roll.pipelines.rejection_sampling.objective import objective
@@ -25,7 +25,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: RejectionSamplingConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     session.tracker.note("reading the model's files and the prompts")
     prepared = await run_in_thread(prepare, config)
-    placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
+    placed = [RoleSpec("actor_train", policy_spec(config, prepared.model_path))]
     async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as online:
         yield partial(train, online, objective(online))
 

@@ -12,7 +12,7 @@ from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import Recorder
-from roll.pipelines.online.opening import Placed, facts, open_online
+from roll.pipelines.online.opening import RoleSpec, facts, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.recording.generation import open_answering
 from roll.pipelines.recording.recorder import RecordingProxy, open_recorder
@@ -58,7 +58,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         config,
         session,
         prepared,
-        [Placed(device_role(spec), spec) for spec in specs],
+        [RoleSpec(device_role(spec), spec) for spec in specs],
         partial(learner_of, config),
         controlled=build_controller,
         recorder_of=recorder if records else None,

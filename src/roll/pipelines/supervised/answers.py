@@ -10,8 +10,8 @@ from roll.config.generating import GeneratingConfig
 from roll.errors import DataError
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import open_generation, start_roles
-from roll.pipelines.hand_over import EVERYTHING, SharedDevices, hands_over
-from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.hand_over import EVERYTHING, SharedDevices, offloads_colocated
+from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.opening import weight_sync
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run, Session
@@ -46,7 +46,7 @@ async def open_answers(
     draws = prepared.data.evaluation(config.evaluation.num_prompts)
     if not draws:
         raise DataError("no source of evaluation.answers.data holds prompts out: set its held_out.")
-    hand_over = hands_over(config, accelerated=num_accelerators() > 0)
+    hand_over = offloads_colocated(config, accelerated=num_accelerators() > 0)
     devices = SharedDevices(policy, [policy]) if hand_over else None
     if hand_over:
         await policy.offload(EVERYTHING)
@@ -59,5 +59,5 @@ async def open_answers(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
     )
     plan = sampling_plans(config, prepared.stop_token_ids)[1]
-    live = LivePolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)
+    live = ServedPolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)
     return Evaluator(run, live, draws, plan, config.evaluation, config.alarms)

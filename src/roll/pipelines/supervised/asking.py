@@ -17,19 +17,19 @@ from typing import Any
 
 from roll.cluster.base import Cluster
 from roll.models.fingerprint import model_fingerprint
-from roll.pipelines.run import Session, beginning
-from roll.pipelines.supervised.course import next_draws, rendered
-from roll.pipelines.supervised.kept import Kept, Rows
+from roll.pipelines.run import Session, restore_state
+from roll.pipelines.supervised.course import next_draws, render_draws
+from roll.pipelines.supervised.kept import OutputStore, Rows
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["CHUNK", "Ask", "ask_once", "remaining_steps", "weights_name"]
+__all__ = ["CHUNK", "ComputeOutputs", "compute_once", "remaining_steps", "weights_name"]
 
 CHUNK = 256
 """Approximate number of samples that are written at once."""
-Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
+ComputeOutputs = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 """Function that computes a model's outputs for a batch: the rows of each sample."""
 
 
@@ -39,12 +39,12 @@ def weights_name(spec: TrainerSpec) -> str:
     return f"{model_fingerprint(Path(spec.model_path))}-{spec.model.dtype}{recipe}"
 
 
-async def ask_once(
+async def compute_once(
     cluster: Cluster,
     spec: TrainerSpec,
-    kept: Kept,
+    kept: OutputStore,
     batches: Sequence[Sequence[TrainingSample]],
-    ask: Ask,
+    ask: ComputeOutputs,
     *,
     who: str,
     session: Session | None = None,
@@ -60,7 +60,7 @@ async def ask_once(
         who: Name of the model, for messages.
         session: Session that shows the progress.
     """
-    missing = {id(sample) for sample in kept.missing(chain.from_iterable(batches))}
+    missing = {id(sample) for sample in kept.find_missing(chain.from_iterable(batches))}
     if not missing:
         return
     note: Callable[[str], object] = session.tracker.note if session else _say_nothing
@@ -75,7 +75,7 @@ async def ask_once(
                 continue
             part = tuple(sample for sample in batch if sample.unit in units)
             asked = ask(trainer, TrainingBatch(samples=part))
-            said = await (session.stop.unless(asked) if session else asked)
+            said = await (session.stop.run_unless_stopped(asked) if session else asked)
             new += [(sample, rows) for sample, rows in zip(part, said, strict=True) if id(sample) in missing]
             if len(new) >= CHUNK or num_kept + len(new) == len(missing):
                 await asyncio.to_thread(kept.add, [sample for sample, _ in new], [rows for _, rows in new])
@@ -95,7 +95,7 @@ def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False
         again: Whether to include examples that an earlier one of the steps has.
     """
     stream = prepared.examples.train
-    state = beginning(session.saved, stream)
+    state = restore_state(session.saved, stream)
     seen: set[str] = set()
     steps = []
     try:
@@ -104,7 +104,7 @@ def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False
             if not again:
                 draws = list({draw.uid: draw for draw in draws if draw.uid not in seen}.values())
                 seen |= {draw.uid for draw in draws}
-            steps.append(rendered(draws, prepared.examples).samples)
+            steps.append(render_draws(draws, prepared.examples).samples)
             if not again and len(seen) == stream.num_items:
                 break
     finally:

@@ -37,14 +37,14 @@ from roll.training import Role
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["Other", "inspect"]
+__all__ = ["FrozenModelCost", "inspect"]
 
 NUM_STEPS_LOOKED_AT = 8
 """Number of first steps from whose examples the length of a step is estimated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Other:
+class FrozenModelCost:
     """Cost of models other than the trained one."""
 
     paths: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class Other:
     """Forward passes over a step's batch in addition to the update."""
 
 
-NO_OTHER = Other()
+NO_OTHER = FrozenModelCost()
 
 
 def inspect(
@@ -66,7 +66,7 @@ def inspect(
     kind: ExampleKind,
     method: str,
     loss: str,
-    other: Other = NO_OTHER,
+    other: FrozenModelCost = NO_OTHER,
     role: Role = "policy",
 ) -> Report:
     """Check a run before it starts.
@@ -95,7 +95,7 @@ def _look_at_model(report: Report, config: SupervisedConfig) -> None:
 
 
 def _look_at_examples(
-    report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other: Other, role: Role
+    report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other: FrozenModelCost, role: Role
 ) -> None:
     if report.model is None:
         return
@@ -116,14 +116,16 @@ def _look_at_examples(
     report.batch += [
         f"{examples.train.num_items:,} examples to train on, {training.examples_per_step} per step: "
         f"{training.num_steps:,} steps, {epochs:.2g} epochs",
-        f"about {per_step:,} tokens per step, {fmean(b.num_loss_tokens for b in steps):,.0f} of them learnt: "
+        f"about {per_step:,} tokens per step, {fmean(b.num_loss_tokens for b in steps):,.0f} of them trained: "
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
     _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
-    learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
+    num_loss_tokens = fmean(b.num_loss_tokens / b.num_units for b in steps) * (
+        examples.train.num_items + report.num_held_out
+    )
     report.disk = disk_use(
-        config, training, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes)
+        config, training, report.model, training.num_steps, kept_bytes=round(num_loss_tokens * other.kept_token_bytes)
     )
     _estimate_time(report, config, prepared, steps, loss, other, role)
 
@@ -149,7 +151,7 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
 
 
 def _estimate_memory(
-    report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: Other, role: Role
+    report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: FrozenModelCost, role: Role
 ) -> None:
     """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
@@ -210,7 +212,7 @@ def _estimate_time(
     prepared: Prepared,
     steps: list[TrainingBatch],
     loss: str,
-    other: Other,
+    other: FrozenModelCost,
     role: Role,
 ) -> None:
     sizes, ranks = report.model, config.roles["actor_train"].count
@@ -237,7 +239,7 @@ def _estimate_time(
     total = before_s + training.num_steps * step_s + times * held_out * pass_s
     report.step_s = step_s
     parts = f", of which {before_s / 60:.1f} go before the first step" if before_s else ""
-    parts += ", beside what engines answer" if evaluation.answers is not None else ""
+    parts += ", and the answers of engines" if evaluation.answers is not None else ""
     report.batch.append(
         f"about {step_s:.3g} s per step on this machine, {total / 60:.1f} minutes in all{parts} (measured on few "
         "layers)"

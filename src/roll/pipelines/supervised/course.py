@@ -22,12 +22,12 @@ from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
-from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics
+from roll.pipelines.supervised.measuring import held_out_metrics, merge_metrics
 from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
 
-__all__ = ["Course", "Drawn", "LossOf", "next_draws", "rendered"]
+__all__ = ["ExampleBatch", "LossOf", "SupervisedRun", "next_draws", "render_draws"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ LossOf: TypeAlias = Callable[[Sequence[TrainingSample]], Awaitable[LossFn]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class ExampleBatch:
     """The draws and samples of a step."""
 
     draws: Sequence[ExampleDraw]
@@ -52,7 +52,7 @@ def next_draws(examples: Examples, training: SupervisedTraining) -> list[Example
     return stream.draw(count if most is None else min(count, most - stream.num_drawn))
 
 
-def rendered(draws: Sequence[ExampleDraw], examples: Examples) -> Drawn:
+def render_draws(draws: Sequence[ExampleDraw], examples: Examples) -> ExampleBatch:
     """Render draws to samples, and collect the draws that cannot be rendered."""
     samples: list[TrainingSample] = []
     left_out: dict[int, str] = {}
@@ -62,7 +62,7 @@ def rendered(draws: Sequence[ExampleDraw], examples: Examples) -> Drawn:
             left_out[draw.draw_id] = found
         else:
             samples += found
-    return Drawn(draws=draws, samples=tuple(samples), left_out=left_out)
+    return ExampleBatch(draws=draws, samples=tuple(samples), left_out=left_out)
 
 
 async def _of(loss: LossFn | LossOf, samples: Sequence[TrainingSample]) -> LossFn:
@@ -74,7 +74,7 @@ async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
 
 
 @dataclass(kw_only=True, slots=True)
-class Course:
+class SupervisedRun:
     """A run that trains on examples."""
 
     config: SupervisedConfig
@@ -90,14 +90,14 @@ class Course:
     """Evaluator of engines' answers, used whenever the held-out loss is measured."""
     _held_out: TrainingBatch | None = None
 
-    async def draw(self) -> Drawn:
+    async def draw(self) -> ExampleBatch:
         """Draw the examples of the next step; fewer at the end of the last epoch."""
-        return await self.run.stop.unless(asyncio.to_thread(self._draw))
+        return await self.run.stop.run_unless_stopped(asyncio.to_thread(self._draw))
 
-    def _draw(self) -> Drawn:
-        return rendered(next_draws(self.examples, self.training), self.examples)
+    def _draw(self) -> ExampleBatch:
+        return render_draws(next_draws(self.examples, self.training), self.examples)
 
-    async def learn(self, drawn: Drawn, loss: LossFn | LossOf) -> StepResult | None:
+    async def learn(self, drawn: ExampleBatch, loss: LossFn | LossOf) -> StepResult | None:
         """Run one optimizer step; return `None` if no drawn example can be trained on."""
         self.run.ledger.open(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
@@ -107,7 +107,7 @@ class Course:
             with self.run.spans.phase("train"):
                 return await update(self.run, self.policy, batch, await _of(loss, batch.samples))
 
-    def cross_boundary(self, drawn: Drawn, result: StepResult | None) -> list[str]:
+    def finish_step(self, drawn: ExampleBatch, result: StepResult | None) -> list[str]:
         """Finish the step: settle every draw's fate, log metrics, and return the alarms that stop the run."""
         run, state = self.run, self.run.state
         run.mid_update = True
@@ -145,13 +145,13 @@ class Course:
         with run.spans.phase("evaluate"):
             if answers is not None:
                 await answers.live.hand_to_trainers()
-            metrics = await run.stop.unless(self._measure(loss))
+            metrics = await run.stop.run_unless_stopped(self._measure(loss))
             score = metrics.get("eval/accuracy", -metrics["eval/loss"])
         if answers is not None:
             await answers.live.sync()
             with run.spans.phase("evaluate"):
-                figures, groups = await run.stop.unless(answers.measure())
-            metrics = beside_answers(metrics, figures)
+                figures, groups = await run.stop.run_unless_stopped(answers.measure())
+            metrics = merge_metrics(metrics, figures)
             score = figures.get("eval/score", float("nan"))  # never a loss among scores
         run.state.evaluated_at = run.state.step
         run.state.note_score(run.state.step, score)

@@ -25,7 +25,7 @@ import xxhash
 from roll.tracking import atomic
 from roll.types import TrainingSample, sequence_key
 
-__all__ = ["Kept", "Rows", "rows_of"]
+__all__ = ["OutputStore", "Rows", "rows_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def rows_of(**columns: np.ndarray[Any, Any]) -> Rows:
     return rows
 
 
-class Kept:
+class OutputStore:
     """Stored outputs of one model for samples; files are only ever added.
 
     Args:
@@ -56,7 +56,7 @@ class Kept:
             for index in sorted(directory.glob("*.npz")):
                 self._read(index)
 
-    def missing(self, samples: Iterable[TrainingSample]) -> list[TrainingSample]:
+    def find_missing(self, samples: Iterable[TrainingSample]) -> list[TrainingSample]:
         """Return the samples without stored outputs; of equal samples only the first."""
         new: dict[bytes, TrainingSample] = {}
         for sample in samples:

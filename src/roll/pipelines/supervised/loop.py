@@ -8,14 +8,14 @@ chosen answers, a reward model scores the chosen answers higher, distillation im
 
 from __future__ import annotations
 
-from roll.pipelines.run import take_steps, whole_run
-from roll.pipelines.supervised.course import Course, LossOf
+from roll.pipelines.run import run_session, take_steps
+from roll.pipelines.supervised.course import LossOf, SupervisedRun
 from roll.protocols import LossFn
 
 __all__ = ["train"]
 
 
-async def train(course: Course, loss: LossFn | LossOf) -> None:
+async def train(course: SupervisedRun, loss: LossFn | LossOf) -> None:
     """Run the remaining steps.
 
     Args:
@@ -30,10 +30,10 @@ async def train(course: Course, loss: LossFn | LossOf) -> None:
     async def step() -> list[str]:
         drawn = await course.draw()
         result = await course.learn(drawn, loss)
-        alarms = course.cross_boundary(drawn, result)
+        alarms = course.finish_step(drawn, result)
         await course.evaluate_if_due(loss)
         return alarms
 
-    async with whole_run(course.run):
+    async with run_session(course.run):
         await course.evaluate_if_due(loss)
         await take_steps(course.run, step)

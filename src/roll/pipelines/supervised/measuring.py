@@ -18,11 +18,11 @@ from roll.tracking.intervals import accuracy_figures
 from roll.training import Role, TrainerSpec
 from roll.types import ForwardBackwardResult, TrainingBatch
 
-__all__ = ["Measuring", "beside_answers", "held_out_metrics", "measure_answers", "measure_model", "open_measuring"]
+__all__ = ["EvaluationParts", "held_out_metrics", "measure_answers", "measure_model", "merge_metrics", "open_measuring"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measuring:
+class EvaluationParts:
     """The parts with which a model is evaluated."""
 
     config: SupervisedConfig
@@ -44,7 +44,7 @@ class Measuring:
 @asynccontextmanager
 async def open_measuring(
     config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False
-) -> AsyncIterator[Measuring]:
+) -> AsyncIterator[EvaluationParts]:
     """Run the body with cluster and held-out batch prepared; the body starts the model.
 
     Raises:
@@ -57,7 +57,7 @@ async def open_measuring(
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles)
         stack.push_async_callback(cluster.close)
-        yield Measuring(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
+        yield EvaluationParts(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
 
 
 def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> dict[str, float]:
@@ -74,11 +74,13 @@ def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> d
     return {**found, "eval/num_examples": float(batch.num_units)}
 
 
-def beside_answers(learnt: Mapping[str, float], answered: Mapping[str, float]) -> dict[str, float]:
+def merge_metrics(on_examples: Mapping[str, float], on_answers: Mapping[str, float]) -> dict[str, float]:
     """Merge metrics on examples and on answers; on a name conflict, that of the examples is under `eval/examples/…`."""
-    taken = {k for k in learnt if k in answered or (k.startswith("eval/accuracy") and "eval/accuracy" in answered)}
-    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in taken else k: v for k, v in learnt.items()}
-    return moved | dict(answered)
+    taken = {
+        k for k in on_examples if k in on_answers or (k.startswith("eval/accuracy") and "eval/accuracy" in on_answers)
+    }
+    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in taken else k: v for k, v in on_examples.items()}
+    return moved | dict(on_answers)
 
 
 async def measure_model(
@@ -92,7 +94,7 @@ async def measure_model(
     async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
         metrics = held_out_metrics(await trainer.measure(measuring.batch, loss), measuring.batch)
-    return beside_answers(metrics, await measure_answers(config))
+    return merge_metrics(metrics, await measure_answers(config))
 
 
 async def measure_answers(config: SupervisedConfig) -> dict[str, float]:

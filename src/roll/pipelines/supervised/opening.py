@@ -12,10 +12,10 @@ from roll.config.training import check_back_end
 from roll.data.examples import ExampleKind
 from roll.pipelines.instant_checks import check_disk
 from roll.pipelines.registry import RunFacts
-from roll.pipelines.run import Run, Session, beginning
+from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.answers import open_answers
-from roll.pipelines.supervised.course import Course
+from roll.pipelines.supervised.course import SupervisedRun
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
 from roll.pipelines.unchanging import fingerprints
 from roll.running import run_in_thread
@@ -33,7 +33,7 @@ async def open_course(
     spec_of: Callable[[SupervisedConfig, Prepared], TrainerSpec] = policy_spec,
     first: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
     score_at_end: bool = False,
-) -> AsyncIterator[Course]:
+) -> AsyncIterator[SupervisedRun]:
     """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error.
 
     Args:
@@ -51,7 +51,7 @@ async def open_course(
     unchanging = fingerprints(config, prepared.examples.held_out_fingerprints)
     check_back_end(prepared.training.backend)
     check_disk(config, prepared.training, prepared.model_path, session)
-    state = beginning(saved, prepared.examples.train, unchanging=unchanging)
+    state = restore_state(saved, prepared.examples.train, unchanging=unchanging)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
@@ -70,7 +70,7 @@ async def open_course(
         if answering is not None:
             answers = await open_answers(answering, session, cluster, run, policy, stack)
             run.checkpointer.before_writing = answers.live.hand_to_trainers
-        yield Course(
+        yield SupervisedRun(
             config=config,
             training=prepared.training,
             run=run,

@@ -103,7 +103,7 @@ def _token() -> Finding:
     if known:
         advice = "other nodes and `roll` need RAY_AUTH_MODE=token and that token in RAY_AUTH_TOKEN."
         return ok(name, f"{file} is there: `ray start --head` asks for it", advice)
-    return ok(name, "none: whoever reaches a cluster's ports can use it")
+    return ok(name, "none: the process that reaches a cluster's ports can use it")
 
 
 def _refusal(host: str, port: int) -> str | None:
@@ -147,10 +147,10 @@ def reach(peer: str) -> Iterator[Finding]:
     milliseconds = 1000 * (time.perf_counter() - began)
     with closing(connection):
         yield ok(peer, f"connected in {milliseconds:.1f} ms")
-        yield from _heard(peer, connection)
+        yield from _check_reply(peer, connection)
 
 
-def _heard(peer: str, connection: socket.socket) -> Iterator[Finding]:
+def _check_reply(peer: str, connection: socket.socket) -> Iterator[Finding]:
     connection.settimeout(CONNECT_S)
     with connection.makefile("rb") as stream:
         try:

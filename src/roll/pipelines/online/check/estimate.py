@@ -28,7 +28,7 @@ from roll.config.training import trims_heap
 __all__ = [
     "NOTHING_FURTHER",
     "BatchArithmetic",
-    "Further",
+    "ExtraMemory",
     "batch_arithmetic",
     "frozen_memory",
     "memory_by_role",
@@ -112,7 +112,7 @@ def _num_evaluations(config: GeneratingConfig) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Further:
+class ExtraMemory:
     """Memory of a pipeline apart from policy, engines and judge."""
 
     held: Mapping[str, int] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Further:
     """Number of weights that other trainers train."""
 
 
-NOTHING_FURTHER = Further()
+NOTHING_FURTHER = ExtraMemory()
 
 
 def memory_by_role(
@@ -134,7 +134,7 @@ def memory_by_role(
     max_context: int,
     on_accelerator: bool,
     judge: JudgeEngines | None = None,
-    further: Further = NOTHING_FURTHER,
+    further: ExtraMemory = NOTHING_FURTHER,
 ) -> list[RoleMemory]:
     """Estimate the memory of each role.
 

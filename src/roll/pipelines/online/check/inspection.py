@@ -14,11 +14,11 @@ from roll.config.generating import GeneratingConfig
 from roll.config.passing import element_bytes
 from roll.errors import ConfigError
 from roll.pipelines.engine_checks import check_engines
-from roll.pipelines.hand_over import hands_over
+from roll.pipelines.hand_over import offloads_colocated
 from roll.pipelines.online.check.estimate import (
     NOTHING_FURTHER,
     BatchArithmetic,
-    Further,
+    ExtraMemory,
     batch_arithmetic,
     memory_by_role,
     rollout_bytes,
@@ -44,7 +44,7 @@ def inspect_run(
     config: C,
     method: str,
     *looks: Callable[[Report, C], None],
-    further: Callable[[Report, C, BatchArithmetic], Further] = lambda report, config, batch: NOTHING_FURTHER,
+    further: Callable[[Report, C, BatchArithmetic], ExtraMemory] = lambda report, config, batch: NOTHING_FURTHER,
     trained_per_group: tuple[int, int] | None = None,
 ) -> Report:
     """Check a run before it starts.
@@ -85,7 +85,7 @@ def _look_at_roles(report: Report, config: GeneratingConfig) -> None:
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
     check_engines(config)
-    report.hands_over = hands_over(config, accelerated=report.machine.has_accelerators)
+    report.hands_over = offloads_colocated(config, accelerated=report.machine.has_accelerators)
 
 
 def _look_at_model(report: Report, config: GeneratingConfig) -> None:
@@ -200,7 +200,7 @@ def _estimate(
     report: Report,
     config: C,
     *,
-    further: Callable[[Report, C, BatchArithmetic], Further],
+    further: Callable[[Report, C, BatchArithmetic], ExtraMemory],
     trained_per_group: tuple[int, int] | None,
 ) -> None:
     model = report.model
