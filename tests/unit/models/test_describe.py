@@ -219,7 +219,7 @@ def test_model_describe_a_size_that_no_model_has_is_named_with_its_value(
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {key: value})
     for read in (describe_model, load_tokenizer, lambda path: load_causal_lm(path, "float32")):
-        with pytest.raises(ModelError, match=rf"config.json' says {key}: {re.escape(repr(value)[:57])}"):
+        with pytest.raises(ModelError, match=rf"config.json' has {key}: {re.escape(repr(value)[:57])}"):
             read(copy)
 
 
@@ -238,10 +238,10 @@ def test_model_describe_layers_or_a_vocabulary_that_the_files_cannot_have_are_re
     tiny_model: Path, tmp_path: Path
 ) -> None:
     layers = changed(tiny_model, tmp_path / "layers", {"num_hidden_layers": 9999})
-    with pytest.raises(ModelError, match="num_hidden_layers: 9999, and the weight files hold 20 tensors"):
+    with pytest.raises(ModelError, match="num_hidden_layers: 9999, but the weight files hold 20 tensors"):
         load_causal_lm(layers, "float32")
     words = changed(tiny_model, tmp_path / "words", {"vocab_size": 2**31 - 1})
-    with pytest.raises(ModelError, match="vocab_size: 2147483647 and hidden_size: 32, and the weight files hold"):
+    with pytest.raises(ModelError, match="vocab_size: 2147483647 and hidden_size: 32, but the weight files hold"):
         load_causal_lm(words, "float32")
 
 

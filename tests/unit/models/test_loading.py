@@ -74,7 +74,7 @@ def test_model_loading_a_missing_weight_is_refused_and_named_not_invented(model_
 
 def test_model_loading_a_weight_of_another_shape_is_refused_and_named(model_copy: Path) -> None:
     edit_json(model_copy / "config.json", intermediate_size=96)
-    with pytest.raises(ModelError, match=r"first 'model\.layers\.0\.mlp\.down_proj\.weight': .*, not \(32, 96\)"):
+    with pytest.raises(ModelError, match=r"first 'model\.layers\.0\.mlp\.down_proj\.weight': .*, expected \(32, 96\)"):
         load_causal_lm(model_copy, "float32")
 
 

@@ -315,7 +315,7 @@ def test_attention_varlen_attention_is_not_used_on_a_cpu() -> None:
 def test_attention_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> None:
     layout = make_layout()
     q, k, v, _ = tensors(layout, torch.float32)
-    with pytest.raises(ModelError, match="trainer alone"):
+    with pytest.raises(ModelError, match="only supports training"):
         packed_attention(torch.nn.Identity(), q, k, v, None)
     plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="position_bias"):

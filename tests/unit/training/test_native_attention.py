@@ -187,7 +187,7 @@ def test_native_attention_layers_that_are_more_than_plain_attention_are_computed
     assert plan.longest == 103
     plain = AttentionForm(0.2)
     for limits, native_serves in (((None, None), True), ((103, 103), True), ((102, None), False), ((None, 102), False)):
-        assert plan.is_native(plain._replace(reach=AttentionSpan(*limits))) == native_serves
+        assert plan.is_native(plain._replace(span=AttentionSpan(*limits))) == native_serves
     for other in (plain._replace(softcap=2.0), plain._replace(sinks=torch.zeros(4)), plain._replace(scale=-0.2)):
         assert not plan.is_native(other)
     assert AttentionPlan(row_of(FORK), torch.device("cpu"), torch.float32).tree_ranges is None
@@ -214,7 +214,7 @@ class Second:
     def is_observed(self, layer: int) -> bool:
         return layer == 1
 
-    def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+    def observe(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
         self.seen.append(len(queries))
 
 
