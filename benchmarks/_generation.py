@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roll.algorithms.filters import cannot_pass_filter, reason_to_leave_out
+from roll.algorithms.filters import cannot_pass_filter, filter_reason
 from roll.config.distributions import LognormalDistribution
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
@@ -272,7 +272,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
 
 def _left_out(group: Group) -> str:
     values = [rollout.reward.value for rollout in group.scored if rollout.reward is not None]
-    return reason_to_leave_out(np.array(values, np.float64), skip_zero_variance=True, **FILTERS)
+    return filter_reason(np.array(values, np.float64), skip_zero_variance=True, **FILTERS)
 
 
 def reward_latency_s(median_s: float, rollout: Rollout) -> float:

@@ -23,7 +23,7 @@ from _report import report
 from _trainer_parts import quickstart_config, random_batch
 
 from roll.algorithms.selection import Selection, select
-from roll.algorithms.weighing import compute_token_weights
+from roll.algorithms.token_weights import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data.samples import build_batch

@@ -48,7 +48,7 @@ BUGS = (
     ),
     Bug(
         "imitation without discount for anchor_state",
-        "algorithms/weighing.py",
+        "algorithms/token_weights.py",
         'settings.gamma if settings.estimator in ("turn", "anchor_state") else 1.0',
         'settings.gamma if settings.estimator in ("turn",) else 1.0',
         "pipelines/test_demonstrations.py",
@@ -62,14 +62,14 @@ BUGS = (
     ),
     Bug(
         "difficulty weight without a clip",
-        "algorithms/weighing.py",
+        "algorithms/token_weights.py",
         "1.0 - np.clip(solved, 0.0, 1.0)",
         "1.0 - solved",
         "pipelines/test_learning.py",
     ),
     Bug(
         "a teacher's limit cut before the coefficient",
-        "algorithms/teaching.py",
+        "algorithms/teacher_advantages.py",
         "advantages = np.where(loss_mask, coefficient * (teacher_logprobs - logprobs), 0.0)\n"
         "    return (advantages if limit is None else advantages.clip(-limit, limit)).astype(np.float32)",
         "advantages = np.where(loss_mask, teacher_logprobs - logprobs, 0.0)\n"
@@ -121,7 +121,7 @@ BUGS = (
     ),
     Bug(
         "rounding is a deviation",
-        "algorithms/normalise.py",
+        "algorithms/normalization.py",
         "spread + epsilon if spread > ROUNDING * size else 1.0",
         "spread + epsilon if spread else 1.0",
         "algorithms/test_advantages.py",

@@ -78,7 +78,7 @@ BUGS = (
     ),
     Bug(
         "a place is never given back when an engine dies",
-        "engine_link.py",
+        "engine_connection.py",
         "just have been canceled\n            self._release_call(call)\n",
         "just have been canceled\n",
     ),
@@ -252,19 +252,19 @@ BUGS = (
     ),
     Bug(
         "whoever ends orphans comes back while aborts are under way",
-        "engine_link.py",
+        "engine_connection.py",
         "        await self._engine_lost(list(self._orphans))",
         "        pass",
     ),
     Bug(
         "who is cancelled while orphans end takes the others' wait along",
-        "engine_link.py",
+        "engine_connection.py",
         "            await asyncio.wait(waiting)",
         "            await asyncio.gather(*waiting)",
     ),
     Bug(
         "calls end with their callers, whatever the engine does",
-        "engine_link.py",
+        "engine_connection.py",
         "                self._mark_orphan(call)\n",
         "                call.task.cancel()\n",
     ),
@@ -298,13 +298,13 @@ BUGS = (
     ),
     Bug(
         "a hung engine is ignored",
-        "engine_pace.py",
+        "hang_detector.py",
         "        return now - self.since > self.timeout_s",
         "        return False",
     ),
     Bug(
         "a paused engine counts as hung",
-        "engine_link.py",
+        "engine_connection.py",
         "bool(self._num_requests and not self._paused)",
         "bool(self._num_requests)",
     ),
@@ -322,7 +322,7 @@ BUGS = (
     ),
     Bug(
         "whoever waits for a lost engine hears nothing",
-        "engine_link.py",
+        "engine_connection.py",
         "                call.answer.set_exception(self._on_death())\n                call.answer.exception()  # marks",
         "                pass  # marks",
     ),

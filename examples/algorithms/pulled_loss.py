@@ -2,7 +2,7 @@
 
 import torch
 
-from roll.algorithms.ratio import clamped
+from roll.algorithms.ratio import clamp_log_ratio
 from roll.types import LossInputs, LossOutputs
 
 PULL = 0.05
@@ -10,7 +10,7 @@ PULL = 0.05
 
 def loss(inputs: LossInputs) -> LossOutputs:
     """Divides by the number of tokens of the whole batch, so micro-batches and ranks change nothing."""
-    log_ratio = clamped(inputs.logprobs - inputs.old_logprobs)
+    log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     ratio = log_ratio.exp()
     objective = torch.minimum(ratio * inputs.advantages, ratio.clamp(0.8, 1.2) * inputs.advantages)
     pull = PULL * log_ratio.square()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roll.callbacks import Callbacks, OnMetrics, OnSave
-from roll.config.given import Reward, Rows, load_with_python_objects, with_python_objects
 from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
+from roll.config.python_objects import Reward, Rows, load_with_python_objects, with_python_objects
 from roll.process_environment import prepare_environment
 
 if TYPE_CHECKING:

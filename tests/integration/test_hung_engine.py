@@ -20,7 +20,7 @@ from roll.cluster.engines import StartedEngines
 from roll.cluster.local import LocalCluster
 from roll.inference import EngineSpec, build_engine, hf
 from roll.protocols import InferenceEngine
-from roll.rollout import LLMProxy, engine_link, engine_pace
+from roll.rollout import LLMProxy, engine_connection, hang_detector
 from roll.rollout.engine_group import EngineGroup
 from roll.types import Generation, GenerationRequest, SamplingParams
 
@@ -30,9 +30,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds instead of minutes."""
-    monkeypatch.setattr(engine_link, "LOOK_S", 0.2)
-    monkeypatch.setattr(engine_pace, "LEAST_S", 4.0)
-    monkeypatch.setattr(engine_pace, "FACTOR", 4.0)
+    monkeypatch.setattr(engine_connection, "LOOK_S", 0.2)
+    monkeypatch.setattr(hang_detector, "LEAST_S", 4.0)
+    monkeypatch.setattr(hang_detector, "FACTOR", 4.0)
 
 
 def request(name: str, num_tokens: int = 60) -> GenerationRequest:

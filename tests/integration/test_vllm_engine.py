@@ -21,8 +21,8 @@ import torch
 from worlds.tiny_model import write_tiny_model
 
 from roll.errors import DataError, EngineDiedError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference import EngineSpec, build_engine, engine_ahead, resolve_engine_kind
-from roll.inference.vllm import VLLMEngine, ahead
+from roll.inference import EngineSpec, build_engine, prestart_engine, resolve_engine_kind
+from roll.inference.vllm import VLLMEngine, prefork
 from roll.models import linear_weights, load_causal_lm, to_checkpoint_tensors
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, TensorSpec, WeightUpdate
 from roll.weights.quantization import QuantizedWeights, dequantize_stream, quantized_dtype
@@ -528,8 +528,8 @@ async def test_vllm_engine_an_engine_begins_in_a_process_that_has_waited_and_ano
     model: Path, tmp_path: Path
 ) -> None:
     spec = make_spec(model, tmp_path / "engine.log")
-    with engine_ahead("vllm", spec.num_threads):
-        (waiting,) = ahead._waiting
+    with prestart_engine("vllm", spec.num_threads):
+        (waiting,) = prefork._waiting
         engine = build_engine(spec)
         await engine.start()
         assert isinstance(engine, VLLMEngine)

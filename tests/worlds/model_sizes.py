@@ -1,4 +1,4 @@
-"""A `roll.config.passing.ModelSizes` whose numbers a test chooses."""
+"""A `roll.config.activation_memory.ModelSizes` whose numbers a test chooses."""
 
 from __future__ import annotations
 

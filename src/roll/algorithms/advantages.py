@@ -14,11 +14,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from roll.algorithms.episodes import LARGEST, Episode, Float64Array, concatenated
-from roll.algorithms.normalise import Scope, whitened
+from roll.algorithms.episodes import LARGEST, Episode, Float64Array, concatenate
+from roll.algorithms.normalization import Scope, whiten_values
 from roll.algorithms.returns import (
     chunk_returns,
-    discounted,
+    discounted_returns,
     gae,
     per_token,
     step_advantages,
@@ -27,7 +27,7 @@ from roll.algorithms.returns import (
 )
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["Estimate", "Estimator", "drop_smallest", "estimate", "rescaled_weights"]
+__all__ = ["Estimate", "Estimator", "drop_smallest", "estimate", "rescale_weights"]
 
 Estimator: TypeAlias = Literal["outcome", "token", "turn", "chunk", "anchor_state", "gae"]
 
@@ -59,7 +59,7 @@ def estimate(
 
     Args:
         episodes: All episodes that count for whitening and for repeated states.
-        outcomes: Normalized rewards of the episodes (`normalised`), shape [n]. For `outcome`, `chunk` and
+        outcomes: Normalized rewards of the episodes (`normalize_rewards`), shape [n]. For `outcome`, `chunk` and
             `anchor_state` the total reward; for the other estimators the reward of the whole rollout, to which rewards
             per turn and per token are added unchanged.
         estimator: How rewards are spread over tokens.
@@ -81,16 +81,16 @@ def estimate(
         tokens = [gae(r, v, gamma, gae_lambda) for r, v in zip(given, values, strict=True)]
         returns = [a + v for a, v in zip(tokens, values, strict=True)]
     elif estimator == "token":
-        tokens = [discounted(token_rewards(e, o), gamma) for e, o in zip(episodes, outcomes, strict=True)]
+        tokens = [discounted_returns(token_rewards(e, o), gamma) for e, o in zip(episodes, outcomes, strict=True)]
     else:
         turns = _by_turn(episodes, outcomes, estimator, std=std, gamma=gamma, step_weight=step_weight)
         if whiten == "turn":
-            turns = whitened(turns)
+            turns = whiten_values(turns)
         tokens = [per_token(e, t) for e, t in zip(episodes, turns, strict=True)]
         if estimator != "turn" and not penalised:  # returns of `turn` include the rewards per token
             tokens = _with_token_rewards(episodes, tokens)
     if whiten == "token":
-        tokens = whitened(tokens)
+        tokens = whiten_values(tokens)
     if clip is not None:
         tokens = [np.clip(array, -clip, clip) for array in tokens]
     return Estimate(
@@ -102,7 +102,7 @@ def estimate(
 def _with_token_rewards(episodes: Sequence[Episode], tokens: list[Float64Array]) -> list[Float64Array]:
     """Add the sum of the rewards per token from each token on (a KL penalty in the reward)."""
     return [
-        t if e.token_rewards is None else t + discounted(e.token_rewards[e.mask].astype(np.float64), 1.0)
+        t if e.token_rewards is None else t + discounted_returns(e.token_rewards[e.mask].astype(np.float64), 1.0)
         for e, t in zip(episodes, tokens, strict=True)
     ]
 
@@ -148,14 +148,14 @@ def drop_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], shar
     independent of the order of the batch; where critics agree everywhere, as before their first update, all tokens are
     kept.
     """
-    together = np.sort(concatenated([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))
+    together = np.sort(concatenate([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))
     if not len(together):
         return [np.zeros(len(mask), dtype=np.bool_) for mask in masks]
     threshold = together[int(share * len(together))]
     return [mask & (np.asarray(v, np.float64) < threshold) for v, mask in zip(values, masks, strict=True)]
 
 
-def rescaled_weights(weights: Float64Array) -> Float64Array:
+def rescale_weights(weights: Float64Array) -> Float64Array:
     """Rescale weights to mean 1; all become 1 if their sum is 0."""
     total = float(weights.sum())
     return weights * (len(weights) / total) if total > 0 else np.ones_like(weights)

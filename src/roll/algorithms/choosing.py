@@ -8,10 +8,19 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from roll.algorithms.filters import reason_to_leave_out
+from roll.algorithms.filters import filter_reason
 from roll.types import Fate, Group, Rollout
 
-__all__ = ["Answers", "Choice", "Pairing", "answers_below", "best_answers", "chosen", "pairs", "why_failed"]
+__all__ = [
+    "Answers",
+    "Choice",
+    "Pairing",
+    "answers_below",
+    "best_answers",
+    "choose_rollouts",
+    "failure_reason",
+    "pairs",
+]
 
 Answers: TypeAlias = tuple[Rollout, ...]
 """Rollouts that are trained together: a single one, or the better and the worse one of a pair."""
@@ -33,7 +42,7 @@ class Choice:
         return tuple(rollout for answers in self.answers for rollout in answers)
 
 
-def chosen(groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Choice:
+def choose_rollouts(groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Choice:
     """Choose the rollouts of every group that are trained.
 
     A rollout that failed for an infrastructure error is never chosen; a group in which all rollouts failed has fate
@@ -52,11 +61,11 @@ def chosen(groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[A
             fates[group.draw.draw_id] = (Fate.FILTERED, found)
             continue
         answers += found
-        fates[group.draw.draw_id] = (Fate.TRAINED, "") if written else (Fate.FAILED, why_failed(group))
+        fates[group.draw.draw_id] = (Fate.TRAINED, "") if written else (Fate.FAILED, failure_reason(group))
     return Choice(answers=tuple(answers), fates=fates)
 
 
-def why_failed(group: Group) -> str:
+def failure_reason(group: Group) -> str:
     """Return why a group has no scored rollout with a token: the infrastructure errors of its rollouts."""
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
@@ -91,7 +100,7 @@ def pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: floa
         min_difference: Smallest reward difference of a pair; 0 accepts any difference.
     """
     rewards = _rewards(rollouts)
-    if reason := reason_to_leave_out(rewards):
+    if reason := filter_reason(rewards):
         return reason
     order = np.argsort(-rewards, kind="stable").tolist()
     best, worst = order[0], int(np.argmin(rewards))

@@ -32,7 +32,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.algorithms.ratio import clamped, segment_means, segment_sums, segments
+from roll.algorithms.ratio import clamp_log_ratio, segment_means, segment_sums, segments
 from roll.types import LossInputs
 
 __all__ = ["Correction", "CorrectionLevel", "Corrects", "off_policy"]
@@ -54,7 +54,7 @@ def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
         ValueError: The batch does not have the log-probs.
     """
     above, below = _RATIOS[corrects]
-    return clamped(inputs.require(f"{above}_logprobs") - inputs.require(f"{below}_logprobs"))
+    return clamp_log_ratio(inputs.require(f"{above}_logprobs") - inputs.require(f"{below}_logprobs"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class Correction:
             return difference.exp()
         ids = segments(inputs, self.level)
         pool = segment_sums if self.level == "sequence" else segment_means
-        return clamped(pool(difference, ids))[ids].exp()
+        return clamp_log_ratio(pool(difference, ids))[ids].exp()
 
     def truncates(self, inputs: LossInputs) -> Tensor:
         """Return a mask [N] of the tokens whose factor exceeds `upper`."""

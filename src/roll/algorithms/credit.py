@@ -156,21 +156,21 @@ def credit_factors(
     gain = amplification - 1.0
     jump = jumps(statistics.waad, mask)
     if form == "local":
-        return _amplified(gain * top_share_mask(jump, mask, share), amplification)
+        return _amplify(gain * top_share_mask(jump, mask, share), amplification)
     anchors = top_share_mask(statistics.fai, mask, share)
     gains = gain * anchors
     if form == "global" or not anchors.any():
-        return _amplified(gains, amplification)
+        return _amplify(gains, amplification)
     calm = statistics.waad <= np.quantile(statistics.waad[mask], calm_quantile)
     largest, source = _largest_before(np.where(mask, jump, -np.inf), introduction)
     opened = (largest >= np.quantile(jump[mask], jump_quantile)) & (largest > 0)
     dominated = anchors & calm & opened
     gains[dominated] -= back_share * gain
     gains[np.unique(source[dominated])] += back_share * gain
-    return _amplified(gains, amplification)
+    return _amplify(gains, amplification)
 
 
-def _amplified(gains: NDArray[np.floating], amplification: float) -> FloatArray:
+def _amplify(gains: NDArray[np.floating], amplification: float) -> FloatArray:
     return np.clip(1.0 + gains, 1.0, amplification).astype(np.float32)
 
 

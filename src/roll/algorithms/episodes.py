@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["LARGEST", "Episode", "Float64Array", "bounded", "concatenated", "turn_rewards_of"]
+__all__ = ["LARGEST", "Episode", "Float64Array", "clamp_value", "concatenate", "turn_rewards_of"]
 
 Float64Array = NDArray[np.float64]
 
@@ -18,7 +18,7 @@ LARGEST = 1e9
 """Rewards and values are clamped to ± this, so that their squares and sums do not overflow."""
 
 
-def bounded(value: float) -> float:
+def clamp_value(value: float) -> float:
     """Clamp a value to ± `LARGEST`."""
     return min(max(value, -LARGEST), LARGEST)
 
@@ -71,9 +71,11 @@ class Episode:
         return self.reward + float(sum(self.turn_rewards))
 
     @property
-    def penalised_total(self) -> float:
+    def penalized_total(self) -> float:
         """`total` plus the sum of the rewards per token (a KL penalty of the whole rollout)."""
-        return self.total if self.token_rewards is None else bounded(self.total + float(self._written_rewards.sum()))
+        return (
+            self.total if self.token_rewards is None else clamp_value(self.total + float(self._written_rewards.sum()))
+        )
 
     @property
     def turn_token_rewards(self) -> Float64Array:
@@ -96,6 +98,6 @@ def turn_rewards_of(episode: Episode, outcome: float) -> Float64Array:
     return rewards
 
 
-def concatenated(arrays: Sequence[Float64Array]) -> Float64Array:
+def concatenate(arrays: Sequence[Float64Array]) -> Float64Array:
     """Concatenate arrays; an empty sequence gives an empty array."""
     return np.concatenate(arrays) if len(arrays) else np.zeros(0)

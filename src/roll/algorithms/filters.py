@@ -8,16 +8,16 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from roll.algorithms.episodes import Float64Array
-from roll.algorithms.normalise import has_zero_variance
+from roll.algorithms.normalization import has_zero_variance
 
-__all__ = ["Keep", "cannot_pass_filter", "kept_rollouts", "reason_to_leave_out", "top_variance"]
+__all__ = ["Keep", "cannot_pass_filter", "filter_reason", "select_rollouts", "top_variance"]
 
 Keep: TypeAlias = Literal["all", "positive", "best", "worst", "extremes"]
 TOLERANCE = 1e-9
 """Tolerance of the filters' bounds when a group is judged before it is complete."""
 
 
-def reason_to_leave_out(
+def filter_reason(
     rewards: Float64Array,
     *,
     skip_zero_variance: bool = True,
@@ -59,24 +59,24 @@ def cannot_pass_filter(
         rewards: The known rewards.
         missing: Number of missing rewards; with 0, the result is False and the filters themselves decide.
         reward_range: Lowest and highest possible reward.
-        min_mean: See `reason_to_leave_out`.
-        max_mean: See `reason_to_leave_out`.
-        min_std: See `reason_to_leave_out`.
+        min_mean: See `filter_reason`.
+        max_mean: See `filter_reason`.
+        min_std: See `filter_reason`.
     """
     if missing <= 0:
         return False
     low, high = reward_range
     corners = [np.array([*rewards, *[high] * k, *[low] * (missing - k)], dtype=np.float64) for k in range(missing + 1)]
     kept = {"skip_zero_variance": False}
-    if min_mean is not None and reason_to_leave_out(corners[-1], min_mean=min_mean - TOLERANCE, **kept):
+    if min_mean is not None and filter_reason(corners[-1], min_mean=min_mean - TOLERANCE, **kept):
         return True
-    if max_mean is not None and reason_to_leave_out(corners[0], max_mean=max_mean + TOLERANCE, **kept):
+    if max_mean is not None and filter_reason(corners[0], max_mean=max_mean + TOLERANCE, **kept):
         return True
     bound = None if min_std is None else min_std - TOLERANCE
-    return bound is not None and all(reason_to_leave_out(corner, min_std=bound, **kept) for corner in corners)
+    return bound is not None and all(filter_reason(corner, min_std=bound, **kept) for corner in corners)
 
 
-def kept_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
+def select_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
     """Return the indices of the rollouts of a group that are trained, ascending; ties go to the earlier rollout.
 
     `positive` is RAFT's rejection sampling (arXiv 2504.11343): reward above 0. `extremes`: the `num` best and the `num`

@@ -192,14 +192,14 @@ class UserGate:
 
     @property
     def exponentiates(self) -> bool:
-        return getattr(self._built(), "exponentiates", True)
+        return getattr(self._build(), "exponentiates", True)
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        return self._built()(log_ratio, logprobs, advantages)
+        return self._build()(log_ratio, logprobs, advantages)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
         """Return the user gate's `clipped`; a gate without that method is treated as unbounded."""
-        own = getattr(self._built(), "clipped", None)
+        own = getattr(self._build(), "clipped", None)
         return torch.zeros_like(ratio, dtype=torch.bool) if own is None else own(ratio, advantages)
 
     def check(self) -> None:
@@ -208,12 +208,12 @@ class UserGate:
         Raises:
             ConfigError: The class cannot be imported, does not accept its options, or is not callable as a gate.
         """
-        gate = self._built()
+        gate = self._build()
         if not callable(gate):
             raise ConfigError(f"gate '{self.path}' cannot be called: give its class `__call__`, as `Gate` has it.")
         check_call(gate, f"gate '{self.path}'", "log_ratio", "logprobs", "advantages")
 
-    def _built(self) -> Gate:
+    def _build(self) -> Gate:
         factory = load_function(self.path, "gate")
         try:
             return cast(Gate, factory(**self.options))

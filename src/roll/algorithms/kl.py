@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "adapted_coefficient", "kl_per_token"]
+__all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "adapt_coefficient", "kl_per_token"]
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "absolute", "full"]
 Array = TypeVar("Array", "Tensor", NDArray[np.floating[Any]])
@@ -47,7 +47,7 @@ def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = 
     raise ValueError(f"unknown KL estimator '{estimator}': use k1, k2, k3 or absolute")
 
 
-def adapted_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:
+def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:
     """Return the adaptive KL coefficient of the next step (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
 
     The result is coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x min(num_rollouts / horizon, 1)). Ziegler's last

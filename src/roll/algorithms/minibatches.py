@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roll.algorithms.normalise import indices_by_key
+from roll.algorithms.normalization import indices_by_key
 from roll.types import TrainingBatch
 
 __all__ = ["critic_share", "minibatches"]

@@ -10,13 +10,13 @@ __all__ = ["log_complement", "log_odds"]
 
 def log_complement(logprobs: Tensor) -> Tensor:
     """Compute log(1 - p); a p that rounds to 1 is treated as the largest value below 1, so the result is finite."""
-    return (-torch.expm1(_below_one(logprobs))).log()
+    return (-torch.expm1(_clamp_below_one(logprobs))).log()
 
 
 def log_odds(logprobs: Tensor) -> Tensor:
     """Compute log(p / (1 - p)), with the same bound on p as `log_complement`."""
-    return _below_one(logprobs) - log_complement(logprobs)
+    return _clamp_below_one(logprobs) - log_complement(logprobs)
 
 
-def _below_one(logprobs: Tensor) -> Tensor:
+def _clamp_below_one(logprobs: Tensor) -> Tensor:
     return logprobs.clamp(max=-torch.finfo(logprobs.dtype).eps)

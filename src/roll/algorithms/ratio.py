@@ -18,7 +18,7 @@ __all__ = [
     "RatioAgainst",
     "RatioLevel",
     "Reduction",
-    "clamped",
+    "clamp_log_ratio",
     "log_ratio",
     "over_limit",
     "segment_means",
@@ -32,7 +32,7 @@ RatioLevel: TypeAlias = Literal["token", "chunk", "sequence", "sequence_token"]
 Reduction: TypeAlias = Literal["geometric", "product"]
 
 
-def clamped(log_ratio: Tensor) -> Tensor:
+def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     """Clamp a log-ratio to ± `LOG_RATIO_LIMIT`, so that `exp` stays finite."""
     return torch.clamp(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
@@ -90,7 +90,7 @@ def log_ratio(
             objective (GMPO, arXiv 2507.20673, eq. 4): it is cut above the limit where A > 0, below it where A < 0.
         bounded: Whether to clamp the log-ratio, as needed before `exp`; a clamped log-ratio has no gradient.
     """
-    limited = clamped if bounded else _as_it_is
+    limited = clamp_log_ratio if bounded else _as_it_is
     difference = _difference(inputs, against)
     if level == "token":
         return limited(difference)

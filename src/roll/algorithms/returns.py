@@ -11,12 +11,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from roll.algorithms.episodes import Episode, Float64Array, turn_rewards_of
-from roll.algorithms.normalise import EPSILON, Scope, _spread
+from roll.algorithms.normalization import EPSILON, Scope, _spread
 
-__all__ = ["chunk_returns", "discounted", "gae", "per_token", "step_advantages", "token_rewards", "turn_returns"]
+__all__ = [
+    "chunk_returns",
+    "discounted_returns",
+    "gae",
+    "per_token",
+    "step_advantages",
+    "token_rewards",
+    "turn_returns",
+]
 
 
-def discounted(rewards: Float64Array, gamma: float) -> Float64Array:
+def discounted_returns(rewards: Float64Array, gamma: float) -> Float64Array:
     """Compute G_t = r_t + gamma G_{t+1}, shape [n]."""
     result = np.zeros(len(rewards))
     running = 0.0
@@ -59,7 +67,7 @@ def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array
 
     Rewards per token are added to the reward of their turn.
     """
-    return discounted(turn_rewards_of(episode, outcome) + episode.turn_token_rewards, gamma)
+    return discounted_returns(turn_rewards_of(episode, outcome) + episode.turn_token_rewards, gamma)
 
 
 def gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:
@@ -68,7 +76,7 @@ def gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: f
     The value after the last token is 0, however the episode ended: a token limit is part of the task.
     """
     following = np.append(values[1:], 0.0)
-    return discounted(rewards + gamma * following - values, gamma * gae_lambda)
+    return discounted_returns(rewards + gamma * following - values, gamma * gae_lambda)
 
 
 def per_token(episode: Episode, by_turn: Float64Array) -> Float64Array:
@@ -83,7 +91,7 @@ def step_advantages(episodes: Sequence[Episode], *, gamma: float, std: Scope) ->
     prompts are not compared. A state that occurs once has advantage 0. Rewards per token do not count: they belong to
     the policy, and states belong to the environment.
     """
-    returns = [discounted(turn_rewards_of(episode, episode.reward), gamma) for episode in episodes]
+    returns = [discounted_returns(turn_rewards_of(episode, episode.reward), gamma) for episode in episodes]
     anchors: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for i, episode in enumerate(episodes):
         for k, state in enumerate(episode.states):

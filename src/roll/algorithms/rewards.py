@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from roll.algorithms.episodes import Episode, Float64Array, bounded
-from roll.algorithms.normalise import Moments, normalised
+from roll.algorithms.episodes import Episode, Float64Array, clamp_value
+from roll.algorithms.normalization import Moments, normalize_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.types import Rollout
 
@@ -22,9 +22,9 @@ __all__ = [
     "compared_reward",
     "is_whole",
     "judged_range",
-    "outcomes_of",
-    "shaped_reward",
-    "shaped_rollout",
+    "normalize_outcomes",
+    "shape_reward",
+    "shape_rollout",
     "soft_overlong",
 ]
 
@@ -53,7 +53,7 @@ def soft_overlong(length: int, max_length: int, buffer: int) -> float:
     return min(max((length - (max_length - buffer)) / buffer, 0.0), 1.0)
 
 
-def shaped_reward(
+def shape_reward(
     reward: float,
     *,
     length: int,
@@ -74,10 +74,10 @@ def shaped_reward(
     if clip is not None:
         value = min(max(value, -clip), clip)
     value -= overlong_penalty * soft_overlong(length, max_length, overlong_buffer)
-    return bounded(value if well_formed else value - format_penalty)
+    return clamp_value(value if well_formed else value - format_penalty)
 
 
-def shaped_rollout(
+def shape_rollout(
     rollout: Rollout, algorithm: AlgorithmConfig, max_new_tokens: int, greedy_reward: float | None = None
 ) -> ShapedRollout:
     """Shape the reward of a scored rollout.
@@ -92,7 +92,7 @@ def shaped_rollout(
     assert reward is not None, "the rollout was scored"
     value = reward.value - sum(turn.reward for turn in rollout.replayed)  # replayed turns are not the rollout's own
     shaped = partial(
-        shaped_reward,
+        shape_reward,
         length=sum(turn.end - turn.start for turn in spans),
         max_length=max_new_tokens * rollout.prompt.turns,
         well_formed=rollout.finished and reward.verdict != "no answer",
@@ -104,12 +104,12 @@ def shaped_rollout(
         reward=shaped(value - sum(turn.reward for turn in rollout.turns)),
         num_tokens=len(rollout.token_ids),
         turns=tuple((turn.start, turn.end) for turn in spans),
-        turn_rewards=tuple(bounded(algorithm.reward.scale * turn.reward) for turn in spans),
+        turn_rewards=tuple(clamp_value(algorithm.reward.scale * turn.reward) for turn in spans),
         states=tuple(turn.state for turn in spans),
         greedy_reward=greedy_reward,
     )
     trained = shaped(value) if algorithm.reward.clip is None else episode.total
-    accuracy = bounded(reward.value) if reward.correct is None else float(reward.correct)
+    accuracy = clamp_value(reward.value) if reward.correct is None else float(reward.correct)
     judged = trained if algorithm.filters.metric == "reward" else accuracy
     return ShapedRollout(rollout=rollout, episode=episode, trained=trained, judged=judged)
 
@@ -132,8 +132,8 @@ def judged_range(
         return None
     longest, settings = shaping.overlong_buffer, shaping.model_dump()
     return (
-        shaped_reward(low, length=longest, max_length=longest, well_formed=False, **settings),
-        shaped_reward(high, length=0, max_length=longest, well_formed=True, **settings),
+        shape_reward(low, length=longest, max_length=longest, well_formed=False, **settings),
+        shape_reward(high, length=0, max_length=longest, well_formed=True, **settings),
     )
 
 
@@ -147,10 +147,10 @@ def compared_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
 
     If the estimator assigns one value to the whole rollout, it includes rewards per turn and per token (a KL penalty).
     """
-    return episode.penalised_total if is_whole(algorithm) else episode.reward
+    return episode.penalized_total if is_whole(algorithm) else episode.reward
 
 
-def outcomes_of(
+def normalize_outcomes(
     episodes: Sequence[Episode], algorithm: AlgorithmConfig, moments: Mapping[str, Moments] | None = None
 ) -> tuple[Float64Array, dict[str, Moments]]:
     """Return the normalized rewards [n] of all scored rollouts of a step, and the run's moments including them."""
@@ -158,6 +158,6 @@ def outcomes_of(
     rewards = np.array([compared_reward(episode, algorithm) for episode in episodes], dtype=np.float64)
     if settings.function is not None:
         return rewards, dict(moments or {})
-    return normalised(
+    return normalize_rewards(
         episodes, rewards, mean=settings.mean, std=settings.std, per_domain=settings.per_domain, running=moments
     )

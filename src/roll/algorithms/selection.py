@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from roll.algorithms.choosing import why_failed
-from roll.algorithms.episodes import Float64Array, bounded
-from roll.algorithms.filters import cannot_pass_filter, kept_rollouts, reason_to_leave_out, top_variance
-from roll.algorithms.normalise import Moments
-from roll.algorithms.rewards import ShapedRollout, compared_reward, judged_range, outcomes_of, shaped_rollout
+from roll.algorithms.choosing import failure_reason
+from roll.algorithms.episodes import Float64Array, clamp_value
+from roll.algorithms.filters import cannot_pass_filter, filter_reason, select_rollouts, top_variance
+from roll.algorithms.normalization import Moments
+from roll.algorithms.rewards import ShapedRollout, compared_reward, judged_range, normalize_outcomes, shape_rollout
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm_parts import FilterConfig
 from roll.types import Fate, Group, Rollout
@@ -70,7 +70,7 @@ def select(
             filters them. A draw whose demonstration is trained counts as trained.
         decided: By draw id, fates of groups that were stopped early and of abandoned draws.
     """
-    shape = partial(shaped_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
+    shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored)
     compared = {s.rollout.draw_id: compared_reward(s.episode, algorithm) for s in answers}
     shaped = {
@@ -84,10 +84,10 @@ def select(
     _keep_top_variance(shaped, fates, algorithm.filters.top_variance)
     scored = [s for draw_id, own in shaped.items() if draw_id not in lost for s in own]
     going = [own for draw_id, own in shaped.items() if fates[draw_id][0] is Fate.TRAINED]
-    trained = {s.rollout.rollout_id for own in going for s in _kept(own, algorithm.filters)}
+    trained = {s.rollout.rollout_id for own in going for s in _trained_rollouts(own, algorithm.filters)}
     order = sorted(range(len(scored)), key=lambda i: scored[i].rollout.rollout_id not in trained)
-    outcomes, moments = outcomes_of([s.episode for s in scored], algorithm, moments)
-    shown = _imitated(map(shape, demonstrations), groups, algorithm.imitation.when)
+    outcomes, moments = normalize_outcomes([s.episode for s in scored], algorithm, moments)
+    shown = _select_demonstrations(map(shape, demonstrations), groups, algorithm.imitation.when)
     fates |= {s.rollout.draw_id: (Fate.TRAINED, "") for s in shown}
     return Selection(
         trained=tuple(scored[i] for i in order[: len(trained)]),
@@ -100,11 +100,13 @@ def select(
     )
 
 
-def _imitated(demonstrations: Iterable[ShapedRollout], groups: Sequence[Group], when: str) -> tuple[ShapedRollout, ...]:
+def _select_demonstrations(
+    demonstrations: Iterable[ShapedRollout], groups: Sequence[Group], when: str
+) -> tuple[ShapedRollout, ...]:
     """Return the demonstrations with a positive reward that, with `when: unsolved`, also beat the policy's best
     reward.
     """
-    best = {g.draw.draw_id: _given(g).max() for g in groups if g.scored}
+    best = {g.draw.draw_id: _raw_rewards(g).max() for g in groups if g.scored}
 
     def is_imitated(shown: ShapedRollout) -> bool:
         assert shown.rollout.reward is not None, "a demonstration was scored"
@@ -114,19 +116,19 @@ def _imitated(demonstrations: Iterable[ShapedRollout], groups: Sequence[Group], 
     return tuple(filter(is_imitated, demonstrations))
 
 
-def _given(group: Group) -> Float64Array:
+def _raw_rewards(group: Group) -> Float64Array:
     """Return a group's rewards before shaping, shape [G]."""
-    return np.array([bounded(r.reward.value) for r in group.scored if r.reward], dtype=np.float64)
+    return np.array([clamp_value(r.reward.value) for r in group.scored if r.reward], dtype=np.float64)
 
 
 def _accuracy(group: Group) -> float:
     solved = [float(r.reward.correct) for r in group.scored if r.reward and r.reward.correct is not None]
-    return float(np.mean(solved)) if solved else float(np.mean(_given(group)))
+    return float(np.mean(solved)) if solved else float(np.mean(_raw_rewards(group)))
 
 
 def group_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) -> str:
     """Return why a group will not be trained, judged by the group alone; an empty string if it may be trained."""
-    shaped = [shaped_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored]
+    shaped = [shape_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored]
     return _fate(group, shaped, algorithm.filters)[1]
 
 
@@ -152,7 +154,7 @@ def early_stop_predicate(
         return None
 
     def cannot_pass(finished: Sequence[Rollout], num_missing: int) -> bool:
-        judged = [shaped_rollout(rollout, algorithm, max_new_tokens).judged for rollout in finished]
+        judged = [shape_rollout(rollout, algorithm, max_new_tokens).judged for rollout in finished]
         return cannot_pass_filter(judged, num_missing, between, **bounds)
 
     return cannot_pass
@@ -160,24 +162,24 @@ def early_stop_predicate(
 
 def _fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[Fate, str]:
     if not any(s.episode.num_written for s in shaped):
-        return Fate.FAILED, why_failed(group)
-    reason = reason_to_leave_out(
+        return Fate.FAILED, failure_reason(group)
+    reason = filter_reason(
         np.array([s.judged for s in shaped], dtype=np.float64),
         skip_zero_variance=filters.skip_zero_variance,
         min_mean=filters.min_mean,
         max_mean=filters.max_mean,
         min_std=filters.min_std,
     )
-    if not reason and not _kept(shaped, filters):
+    if not reason and not _trained_rollouts(shaped, filters):
         reason = f"no rollout is kept (filters.keep {filters.keep}, drop_unfinished {filters.drop_unfinished})"
     return (Fate.FILTERED, reason) if reason else (Fate.TRAINED, "")
 
 
-def _kept(group: Sequence[ShapedRollout], filters: FilterConfig) -> list[ShapedRollout]:
+def _trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConfig) -> list[ShapedRollout]:
     """Return the rollouts of a group that are trained if the group is, chosen by the reward that they are trained
     with.
     """
-    index = kept_rollouts(np.array([s.trained for s in group], dtype=np.float64), filters.keep, filters.keep_num)
+    index = select_rollouts(np.array([s.trained for s in group], dtype=np.float64), filters.keep, filters.keep_num)
     kept = [group[i] for i in index if group[i].episode.num_written]
     return [s for s in kept if s.rollout.finished or not filters.drop_unfinished]
 

@@ -252,7 +252,7 @@ class _Conversation:
 
     async def _stream(self, speaker: _Speaker, said: list[str]) -> None:
         """Print an answer while it is generated; `said` receives its text in pieces."""
-        from roll.inference.hf import made_so_far
+        from roll.inference.hf import partial_tokens
         from roll.types import GenerationRequest, SamplingParams
 
         tokens = speaker.renderer.render(speaker.messages)
@@ -287,7 +287,7 @@ class _Conversation:
             while not work.done():
                 await asyncio.wait([work], timeout=LOOK_EVERY_S)
                 if self._shown:
-                    say(_whole(speaker.renderer.decode(made_so_far(speaker.engine, request.request_id))))
+                    say(_whole(speaker.renderer.decode(partial_tokens(speaker.engine, request.request_id))))
             say(speaker.renderer.decode((await work).token_ids), all_of_it=True)
         finally:
             work.cancel()

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roll.config.activation_memory import ModelSizes, element_bytes, forward_backward_bytes, fullest_stage
 from roll.config.engines import engine_capabilities
 from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.passing import ModelSizes, element_bytes, forward_backward_bytes, fullest_stage
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 

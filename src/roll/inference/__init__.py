@@ -6,7 +6,7 @@ capabilities.
 """
 
 from roll.config.engines import ENGINES, EngineCapabilities, LazyEngine, engine_capabilities, resolve_engine_kind
-from roll.inference.spec import EngineSpec, build_engine, engine_ahead
+from roll.inference.spec import EngineSpec, build_engine, prestart_engine
 
 __all__ = [
     "ENGINES",
@@ -14,7 +14,7 @@ __all__ = [
     "EngineSpec",
     "LazyEngine",
     "build_engine",
-    "engine_ahead",
     "engine_capabilities",
+    "prestart_engine",
     "resolve_engine_kind",
 ]

@@ -56,7 +56,7 @@ from roll.types import (
 if TYPE_CHECKING:
     from roll.inference.hf_decoder import Decoder
 
-__all__ = ["HFEngine", "made_so_far"]
+__all__ = ["HFEngine", "partial_tokens"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class HFEngine:
             self._queue.begin_wave()
             self._paused, self._draining = False, True
             self._changed.set()
-            await asyncio.gather(*map(_settled, list(self._futures.values())))
+            await asyncio.gather(*map(_wait_settled, list(self._futures.values())))
             if not self._draining:  # resumed in the meantime
                 return
             self._draining = False
@@ -230,7 +230,7 @@ class HFEngine:
         started = time.perf_counter()
         async with self._device:
             decoder = self._ready(synced=False)
-            if decoder.released:
+            if decoder.is_released:
                 raise WeightSyncError(f"engine {self.engine_id} sleeps: call wake() before update_weights().")
             self._unsynced = f"the sync of policy version {update.policy_version} failed"
             checksums = await self._compute(decoder.update_weights, update, ends_engine=False)
@@ -248,7 +248,7 @@ class HFEngine:
         self._ready(synced=False)
         async with self._device:
             decoder = self._ready(synced=False)
-            if not decoder.released:
+            if not decoder.is_released:
                 self._unsynced = "it was asleep"
                 self._queue.put_back(await self._compute(decoder.release))
 
@@ -297,7 +297,7 @@ class HFEngine:
         decoder = self._ready()
         if not self._draining and (self._continuous or not (decoder.rows or self._queue.in_wave)):
             self._queue.begin_wave()
-        joining = self._queue.take(decoder.fits)
+        joining = self._queue.take(decoder.can_join)
         if joining:
             await self._compute(decoder.admit, joining)
             self._num_steps += 1
@@ -384,12 +384,12 @@ def _build_decoder(spec: EngineSpec) -> Decoder:
     return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))
 
 
-async def _settled(future: asyncio.Future[Generation]) -> None:
+async def _wait_settled(future: asyncio.Future[Generation]) -> None:
     """Wait for a future, however it ends."""
     await asyncio.wait([future])
 
 
-def made_so_far(engine: HFEngine, request_id: str) -> IntArray:
+def partial_tokens(engine: HFEngine, request_id: str) -> IntArray:
     """Return the tokens [T] generated so far for a request, for streaming; empty before its first step."""
     rows = engine._decoder.rows if engine._decoder else ()
     made = [row.tokens[row.prompt_length : row.length] for row in rows if row.request.request_id == request_id]

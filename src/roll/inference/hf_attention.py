@@ -108,7 +108,7 @@ class KVCache:
             return
         self.rows, self.width = rows, width
         for layer, tensors in self._layers.items():
-            self._layers[layer] = (self._grown(tensors[0], used), self._grown(tensors[1], used))
+            self._layers[layer] = (self._grow(tensors[0], used), self._grow(tensors[1], used))
 
     def clear(self) -> None:
         """Free all memory."""
@@ -131,7 +131,7 @@ class KVCache:
         # Zeros, not garbage: masked positions are multiplied by 0, and 0 × NaN would be NaN.
         return like.new_zeros(self.rows, like.shape[-3], self.width, like.shape[-1])
 
-    def _grown(self, old: Tensor, used: int) -> Tensor:
+    def _grow(self, old: Tensor, used: int) -> Tensor:
         new = self._empty(old)
         width = min(old.shape[2], new.shape[2])
         new[:used, :, :width] = old[:used, :, :width]
@@ -163,7 +163,7 @@ class CausalPass:
         assert bias is not None
         grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
         sinks = None if form.sinks is None else form.sinks.view(kv_heads, -1, 1, 1)
-        output = _written_out(grouped, key[:, :, None], value[:, :, None], bias, form, sinks)
+        output = _attend_eagerly(grouped, key[:, :, None], value[:, :, None], bias, form, sinks)
         return output.flatten(1, 2).transpose(1, 2)
 
     def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class DecodePass:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """See `AttentionPass`."""
         rows, heads, kv_heads = len(self._rows), query.shape[1], key.shape[1]
-        keys, values = self._stored(layer, key, value)
+        keys, values = self._store(layer, key, value)
         # Query heads that share a key head are treated as query positions, so that each key is read once.
         group = heads // kv_heads
         grouped = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, group, -1)
@@ -210,7 +210,7 @@ class DecodePass:
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=form.scale)
         else:
             sinks = None if form.sinks is None else F.pad(form.sinks.view(kv_heads, -1), (0, -group % HEAD_MULTIPLE))
-            attended = _written_out(grouped, keys, values, bias, form, None if sinks is None else sinks[..., None])
+            attended = _attend_eagerly(grouped, keys, values, bias, form, None if sinks is None else sinks[..., None])
         output = attended.new_zeros(1, query.shape[2], heads, attended.shape[-1])
         output[0, :rows] = attended[:, :, :group].reshape(rows, heads, -1)
         return output
@@ -219,11 +219,11 @@ class DecodePass:
         """Run a recurrent part on the whole past again: correct for any such part, slow for long texts. See
         `AttentionPass`.
         """
-        past, _ = self._stored(name, hidden[:, None], hidden[:, None, :, :0])
+        past, _ = self._store(name, hidden[:, None], hidden[:, None, :, :0])
         mixed = plain(past[:, 0])[self._rows, self.positions]
         return F.pad(mixed, (0, 0, 0, hidden.shape[1] - len(mixed)))[None]
 
-    def _stored(self, layer: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def _store(self, layer: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new tokens' keys and values, and return those of all positions of the rows in a layer."""
         rows = len(self._rows)
         tensors = self._cache.layer(layer, key, value)
@@ -240,7 +240,7 @@ class DecodePass:
         return self._bias[reach]
 
 
-def _written_out(
+def _attend_eagerly(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, form: AttentionForm, sinks: Tensor | None
 ) -> Tensor:
     """Compute attention with soft caps or sinks, which SDPA does not support; queries [..., n, D], keys [..., m, D]."""

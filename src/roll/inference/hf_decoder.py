@@ -29,7 +29,7 @@ from roll.inference.hf_attention import (
     round_up,
 )
 from roll.inference.hf_requests import Row, prefill_key
-from roll.inference.hf_routing import RoutingRecord, answers_of_first_pass
+from roll.inference.hf_routing import RoutingRecord, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
 from roll.inference.spec import EngineSpec, refuse_media
@@ -109,7 +109,7 @@ class Decoder:
             )
         return budget // token_bytes
 
-    def fits(self, row: Row, joining: Sequence[Row] = ()) -> bool:
+    def can_join(self, row: Row, joining: Sequence[Row] = ()) -> bool:
         """Return whether the row can join the running and the joining rows."""
         company = [*self.rows, *joining, row]
         widest, rows = max(other.capacity for other in company), len(company)
@@ -136,12 +136,12 @@ class Decoder:
             if source != slot:
                 self._cache.copy_row(source, slot, len(past))
                 known = self.rows[source].experts
-                row.routed(0, None if known is None else known[: len(past)])
+                row.store_experts(0, None if known is None else known[: len(past)])
                 continue
             ids = torch.from_numpy(past).to(self.device)
             self._forward(self._body, ids, torch.arange(len(past)), CausalPass(self._cache, slot))
             if self._routing is not None:
-                row.routed(0, self._routing.chosen())
+                row.store_experts(0, self._routing.chosen())
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
@@ -155,7 +155,7 @@ class Decoder:
         logits = self._logits(ids.to(self.device), positions, attention)
         if self._routing is not None:
             for row, chosen in zip(self.rows, self._routing.chosen(), strict=False):
-                row.routed(row.length - 1, chosen[None])
+                row.store_experts(row.length - 1, chosen[None])
         uniforms = np.array([row.uniforms[row.generated] for row in self.rows])
         draw = self._sampler.sample(logits, [row.request.sampling for row in self.rows], uniforms)
         ended = [
@@ -199,7 +199,7 @@ class Decoder:
         return checksums
 
     @property
-    def released(self) -> bool:
+    def is_released(self) -> bool:
         """Whether the memory has been released."""
         return bool(self._shapes)
 
@@ -248,7 +248,7 @@ def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> Non
     ids = (torch.arange(11, device=device) * 7919 + 13) % min(model.config.get_text_config().vocab_size, 250)
     positions = torch.arange(len(ids))
     try:
-        with torch.inference_mode(), answers_of_first_pass(model):
+        with torch.inference_mode(), reuse_first_pass(model):
             model.set_attn_implementation("eager")  # the model's own formula; its sdpa ignores soft caps
             expected = model(input_ids=ids[None], position_ids=positions.to(device)[None], use_cache=False).logits[0]
             model.set_attn_implementation(ATTENTION_NAME)

@@ -58,7 +58,7 @@ class Row:
         self.length += 1
         return token in self.stop or self.length == self.capacity
 
-    def routed(self, start: int, chosen: np.ndarray | None) -> None:
+    def store_experts(self, start: int, chosen: np.ndarray | None) -> None:
         """Store the experts [N, layers, k] chosen for the tokens from `start` on; entries already known stay."""
         if chosen is None:
             return

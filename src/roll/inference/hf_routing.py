@@ -17,7 +17,7 @@ from roll.models import chosen_experts, find_routers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["RoutingRecord", "answers_of_first_pass"]
+__all__ = ["RoutingRecord", "reuse_first_pass"]
 
 
 class RoutingRecord:
@@ -59,7 +59,7 @@ class RoutingRecord:
 
 
 @contextmanager
-def answers_of_first_pass(model: PreTrainedModel) -> Generator[None]:
+def reuse_first_pass(model: PreTrainedModel) -> Generator[None]:
     """Reuse the routers' outputs of the body's first pass, over a text, in its later passes over the text's parts in
     order.
 

@@ -57,7 +57,7 @@ class OwnEngine:
         await self._call("start")
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        made = self._checked("generate", await self._call("generate", request), Generation)
+        made = self._check_result("generate", await self._call("generate", request), Generation)
         arrays = (made.token_ids, made.logprobs, made.policy_versions)
         shapes = [getattr(array, "shape", None) for array in arrays]
         if shapes != [(len(made.token_ids),)] * 3:
@@ -84,7 +84,7 @@ class OwnEngine:
         await self._call("resume")
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        return self._checked("update_weights", await self._call("update_weights", update), WeightReceipt)
+        return self._check_result("update_weights", await self._call("update_weights", update), WeightReceipt)
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
         return await self._call("applied_checksums") if isinstance(self._engine, SupportsReadback) else None
@@ -96,7 +96,7 @@ class OwnEngine:
         await self._call("wake")
 
     def load(self) -> EngineLoad:
-        return self._checked("load", self._engine.load(), EngineLoad)
+        return self._check_result("load", self._engine.load(), EngineLoad)
 
     async def close(self) -> None:
         await self._call("close")
@@ -117,7 +117,7 @@ class OwnEngine:
         except Exception as error:
             raise self._error(f"{name} failed at {raised_at(error)}: {one_line_error(error)}") from error
 
-    def _checked(self, name: str, answer: Any, kind: type[Any]) -> Any:
+    def _check_result(self, name: str, answer: Any, kind: type[Any]) -> Any:
         if not isinstance(answer, kind):
             raise self._error(f"{name} returned {type(answer).__name__}, not {kind.__name__}")
         return answer

@@ -17,7 +17,7 @@ from roll.inference.own_engine import OwnEngine
 from roll.protocols import InferenceEngine
 from roll.types import MediaSpan
 
-__all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "refuse_adapter", "refuse_media"]
+__all__ = ["EngineSpec", "build_engine", "expert_dtype", "prestart_engine", "refuse_adapter", "refuse_media"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
     return np.dtype(np.int8 if num_experts <= 128 else np.int16)
 
 
-def engine_ahead(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
+def prestart_engine(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
     """Start the work that every engine of this kind needs before its model is known; undo unused work after the body.
 
     Args:

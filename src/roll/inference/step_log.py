@@ -55,7 +55,7 @@ class StepLog:
             context_tokens=context_tokens,
         )
         last = self._stretches[-1] if self._stretches else None
-        if last is not None and _continues(last, fresh):
+        if last is not None and _can_merge(last, fresh):
             steps = last.num_steps + 1
             self._stretches[-1] = replace(
                 last,
@@ -67,7 +67,7 @@ class StepLog:
             self._stretches.append(fresh)
 
     @contextmanager
-    def silent(self) -> Generator[None]:
+    def pause_recording(self) -> Generator[None]:
         """Leave out steps that end in the body, because they do more than generate."""
         self._num_silent += 1
         try:
@@ -82,7 +82,7 @@ class StepLog:
         return taken
 
 
-def _continues(last: EngineStepSpan, fresh: EngineStepSpan) -> bool:
+def _can_merge(last: EngineStepSpan, fresh: EngineStepSpan) -> bool:
     """Return whether two stretches can be merged: both only decode, for equally many requests, without a pause in
     between.
     """

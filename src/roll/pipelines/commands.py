@@ -23,7 +23,7 @@ from roll.pipelines.checkpoint_files import (
     read_checkpoint,
     remove_unfinished,
 )
-from roll.pipelines.preparation import prestart_engine
+from roll.pipelines.preparation import prestart_first_engine
 from roll.pipelines.recording.files import truncate_recording
 from roll.pipelines.registry import PIPELINES
 from roll.pipelines.run import Session
@@ -156,7 +156,7 @@ async def _train(
     stop = StopRequest(tracker.note)
     with writing(run.path):
         truncate_recording(run.recording_dir, step if saved else -1)
-    with tracker, stop_on_signals(stop), prestart_engine(config):
+    with tracker, stop_on_signals(stop), prestart_first_engine(config):
         for note in notes:
             tracker.note(note)
         try:

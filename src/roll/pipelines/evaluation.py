@@ -17,9 +17,9 @@ from roll.errors import AlarmError, DataError
 from roll.pipelines import measures
 from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.learning.failures import check_failures, count_failures, describe
-from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run
+from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import SamplingPlan
 from roll.types import Group, PromptDraw
 

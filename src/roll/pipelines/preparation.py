@@ -12,7 +12,7 @@ from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.errors import ConfigError
-from roll.inference import EngineSpec, engine_ahead, resolve_engine_kind
+from roll.inference import EngineSpec, prestart_engine, resolve_engine_kind
 from roll.models import (
     check_experts,
     check_linear,
@@ -31,7 +31,7 @@ from roll.running import run_to_end
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
 
-__all__ = ["Prepared", "engine_specs", "prepare", "prestart_engine", "probe_sequences", "sampling_plans"]
+__all__ = ["Prepared", "engine_specs", "prepare", "prestart_first_engine", "probe_sequences", "sampling_plans"]
 
 NUM_PROBES = 4
 
@@ -96,11 +96,11 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     )
 
 
-def prestart_engine(config: RunConfig) -> AbstractContextManager[None]:
+def prestart_first_engine(config: RunConfig) -> AbstractContextManager[None]:
     """Return a context in which the model-independent start of the first engine runs in the background."""
     if not isinstance(config, GeneratingConfig) or not config.starts_engines or config.cluster.type != "local":
         return nullcontext()
-    return engine_ahead(config.inference.engine, config.training.num_threads)
+    return prestart_engine(config.inference.engine, config.training.num_threads)
 
 
 def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:

@@ -22,9 +22,9 @@ from roll.data import WeightedStream
 from roll.errors import AlarmError
 from roll.pipelines.checkpoint_files import S, SavedRun
 from roll.pipelines.checkpointer import Checkpointer
+from roll.pipelines.fingerprints import check_unchanged
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
-from roll.pipelines.unchanging import check_unchanged
 from roll.protocols import TrainerGroup
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory, Spans, Tracker
@@ -62,7 +62,7 @@ def restore_state(
         saved: Checkpoint from which the session resumes.
         stream: Stream of the training data.
         kind: Class of the state.
-        unchanging: See `roll.pipelines.unchanging.fingerprints`; not compared if omitted.
+        unchanging: See `roll.pipelines.fingerprints.fingerprints`; not compared if omitted.
 
     Raises:
         CheckpointError: Data or code have changed since the checkpoint.

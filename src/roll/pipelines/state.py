@@ -43,7 +43,7 @@ class RunState:
     alarms: dict[str, int] = field(default_factory=dict)
     """Number of steps in a row for each alarm."""
     unchanging: dict[str, str] = field(default_factory=dict)
-    """Digests of held-out rows and of the user's code (`roll.pipelines.unchanging`)."""
+    """Digests of held-out rows and of the user's code (`roll.pipelines.fingerprints`)."""
 
     def note_score(self, step: int, score: float) -> None:
         """Store an evaluation's score; higher is better.

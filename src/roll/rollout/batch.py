@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roll.rollout.attempts import SamplingPlan
-from roll.rollout.census import SelectionBias
 from roll.rollout.group_run import EarlyStopPredicate
+from roll.rollout.selection_bias import SelectionBias
 from roll.types import Group, PromptDraw
 
 __all__ = ["Batch", "BatchSpec"]

@@ -36,13 +36,13 @@ from contextlib import asynccontextmanager
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
-from roll.rollout.census import SelectionBias
 from roll.rollout.choosing import Round, choose, next_round, take_first
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
 from roll.rollout.scheduler import RolloutScheduler
+from roll.rollout.selection_bias import SelectionBias
 from roll.types import PromptDraw, RolloutId
 
 __all__ = ["AsyncController"]

@@ -23,8 +23,8 @@ from typing import Literal, TypeAlias
 
 from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError
 from roll.protocols import InferenceEngine
+from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.engine_link import EngineConnection
 from roll.rollout.routing import Router
 
 __all__ = ["Change", "EngineFleet"]

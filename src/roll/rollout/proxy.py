@@ -31,8 +31,8 @@ import numpy as np
 from roll.data.expert_choices import first_known
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, PauseMode
+from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.engine_link import EngineConnection
 from roll.rollout.fleet import Change, EngineFleet
 from roll.rollout.routing import Router
 from roll.rollout.transitions import EngineTransitions

@@ -23,8 +23,8 @@ from typing import Any, Literal, TypeAlias
 
 from roll.errors import EngineDiedError, InfraError, UnsupportedError
 from roll.protocols import InferenceEngine, PauseMode
+from roll.rollout.engine_connection import ABORT_AGAIN_S, EngineConnection
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.engine_link import ABORT_AGAIN_S, EngineConnection
 from roll.rollout.fleet import EngineFleet
 from roll.rollout.routing import Router
 from roll.running import is_cancelled

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roll.config.activation_memory import activation_bytes_per_token, gathered_bytes
 from roll.config.estimate import RoleMemory, training_bytes
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.passing import activation_bytes_per_token, gathered_bytes
 from roll.config.simulation import SimulationConfig
 from roll.config.training import TrainingConfig
 from roll.simulation.costs import kv_capacity_tokens

@@ -109,7 +109,7 @@ class Summary:
     reward_counted: float | None = None
     """Mean reward of the trained rollouts, if the schedule selects among rollouts (`selection/…` of every step)."""
     reward_launched: float | None = None
-    """Mean reward of all rollouts launched for the same groups: an estimate, see `roll.rollout.census`."""
+    """Mean reward of all rollouts launched for the same groups: an estimate, see `roll.rollout.selection_bias`."""
     length_counted: float | None = None
     length_launched: float | None = None
     stopped_share: float | None = None

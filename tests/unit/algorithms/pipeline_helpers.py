@@ -12,7 +12,7 @@ from reference_advantages import Attempt
 
 from roll.algorithms.losses import CreditedLoss
 from roll.algorithms.selection import Selection, select
-from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learning.losses import policy_loss

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from roll.algorithms.normalise import EPSILON
+from roll.algorithms.normalization import EPSILON
 
 WHITENING_EPSILON = 1e-8
 """Added to the variance."""

@@ -11,13 +11,13 @@ import reference_advantages as ref
 from cases import KINDS, LONGEST, random_attempts
 from reference_advantages import Attempt
 
-from roll.algorithms.advantages import drop_smallest, estimate, rescaled_weights
+from roll.algorithms.advantages import drop_smallest, estimate, rescale_weights
 from roll.algorithms.episodes import Episode
-from roll.algorithms.filters import kept_rollouts, reason_to_leave_out, top_variance
-from roll.algorithms.kl import adapted_coefficient
-from roll.algorithms.normalise import Moments, normalised, whitened
-from roll.algorithms.returns import discounted, gae, step_advantages, token_rewards, turn_returns
-from roll.algorithms.rewards import shaped_reward, soft_overlong
+from roll.algorithms.filters import filter_reason, select_rollouts, top_variance
+from roll.algorithms.kl import adapt_coefficient
+from roll.algorithms.normalization import Moments, normalize_rewards, whiten_values
+from roll.algorithms.returns import discounted_returns, gae, step_advantages, token_rewards, turn_returns
+from roll.algorithms.rewards import shape_reward, soft_overlong
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 FLOAT32 = {"rtol": 2e-6, "atol": 2e-6}
@@ -84,7 +84,7 @@ def test_advantage_normalised_rewards(mean: Any, std: Any, kind: str) -> None:
             attempts = random_attempts(seed, kind)
             episodes = [episode_of(a) for a in attempts]
             rewards = np.array([a.total for a in attempts])
-            found, _ = normalised(episodes, rewards, mean=mean, std=std, per_domain=per_domain)
+            found, _ = normalize_rewards(episodes, rewards, mean=mean, std=std, per_domain=per_domain)
             np.testing.assert_allclose(found, expected_outcomes(attempts, mean, std, per_domain), rtol=1e-9, atol=1e-9)
 
 
@@ -98,7 +98,7 @@ def test_advantage_running_moments_are_those_of_all_rewards_so_far(kind: str) ->
         for a in attempts:
             seen.setdefault(a.domain, []).append(a.total)
         episodes = [episode_of(a) for a in attempts]
-        found, running = normalised(episodes, rewards, mean="running", std="running", running=running)
+        found, running = normalize_rewards(episodes, rewards, mean="running", std="running", running=running)
         for a, value in zip(attempts, found, strict=True):
             so_far = seen[a.domain]
             assert value == pytest.approx(ref.over_std(a.total - ref.mean(so_far), so_far), rel=1e-9, abs=1e-9)
@@ -120,7 +120,9 @@ def test_advantage_returns_of_turns_and_tokens(gamma: float, kind: str) -> None:
             outcome = outcomes[a.name]
             np.testing.assert_allclose(turn_returns(episode, outcome, gamma), turns[a.name], **EXACT)
             np.testing.assert_allclose(token_rewards(episode, outcome), ref.token_rewards(a, outcome), **EXACT)
-            np.testing.assert_allclose(discounted(token_rewards(episode, outcome), gamma), tokens[a.name], **EXACT)
+            np.testing.assert_allclose(
+                discounted_returns(token_rewards(episode, outcome), gamma), tokens[a.name], **EXACT
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,18 +207,18 @@ def test_advantage_whitening(sizes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     arrays = [rng.normal(3.0, 2.0, size) for size in sizes]
     expected = ref.whitened({str(i): array.tolist() for i, array in enumerate(arrays)})
-    for i, found in enumerate(whitened(arrays)):
+    for i, found in enumerate(whiten_values(arrays)):
         np.testing.assert_allclose(found, expected[str(i)], **EXACT)
     equal = [np.full(size, 0.1) for size in sizes]
     if sum(sizes) > 1:
-        assert all((array == 0).all() for array in whitened(equal))
+        assert all((array == 0).all() for array in whiten_values(equal))
 
 
 def test_advantage_whitening_leaves_noise_small() -> None:
     noise = np.array([1e-6, -1e-6] * 8)
     # (±1e-6) / sqrt(1e-12 + 1e-8)
-    np.testing.assert_allclose(whitened([noise])[0], noise / 1.00005e-4, rtol=1e-4)
-    far = whitened([1e3 * noise])[0]
+    np.testing.assert_allclose(whiten_values([noise])[0], noise / 1.00005e-4, rtol=1e-4)
+    far = whiten_values([1e3 * noise])[0]
     np.testing.assert_allclose(np.abs(far), 0.995, rtol=1e-3)
 
 
@@ -246,7 +248,7 @@ def test_advantage_shaped_rewards(buffer: int) -> None:
     for length in range(LONGEST + 4):
         assert soft_overlong(length, LONGEST, buffer) == pytest.approx(ref.soft_overlong(length, LONGEST, buffer))
         for well_formed in (True, False):
-            found = shaped_reward(
+            found = shape_reward(
                 1.3,
                 length=length,
                 max_length=LONGEST,
@@ -276,7 +278,7 @@ def test_advantage_rewards_of_turns_without_a_token_are_not_lost() -> None:
 
 def test_advantage_groups_are_left_out_for_the_first_reason_that_applies() -> None:
     def why(*rewards: float, **given: Any) -> str:
-        return reason_to_leave_out(np.array(rewards), **given)
+        return filter_reason(np.array(rewards), **given)
 
     assert why(1, 1) == "zero variance: every reward is 1"
     assert why(1, 1, skip_zero_variance=False) == ""
@@ -295,11 +297,11 @@ def test_advantage_kept_rollouts_and_groups(seed: int) -> None:
     rewards = rng.choice([-1.0, 0.0, 0.5, 1.0], size=rng.integers(1, 8))
     ranked = sorted(range(len(rewards)), key=lambda i: (rewards[i], i))
     best = sorted(range(len(rewards)), key=lambda i: (-rewards[i], i))
-    assert kept_rollouts(rewards, "all", 2) == list(range(len(rewards)))
-    assert kept_rollouts(rewards, "positive", 2) == [i for i in range(len(rewards)) if rewards[i] > 0]
-    assert kept_rollouts(rewards, "best", 2) == sorted(best[:2])
-    assert kept_rollouts(rewards, "worst", 2) == sorted(ranked[:2])
-    assert kept_rollouts(rewards, "extremes", 2) == sorted({*best[:2], *ranked[:2]})
+    assert select_rollouts(rewards, "all", 2) == list(range(len(rewards)))
+    assert select_rollouts(rewards, "positive", 2) == [i for i in range(len(rewards)) if rewards[i] > 0]
+    assert select_rollouts(rewards, "best", 2) == sorted(best[:2])
+    assert select_rollouts(rewards, "worst", 2) == sorted(ranked[:2])
+    assert select_rollouts(rewards, "extremes", 2) == sorted({*best[:2], *ranked[:2]})
     share = float(rng.uniform(0.1, 1.0))
     count = 0
     while count < share * len(rewards) - 1e-9:
@@ -308,28 +310,28 @@ def test_advantage_kept_rollouts_and_groups(seed: int) -> None:
 
 
 def test_advantage_factors_have_mean_one() -> None:
-    assert rescaled_weights(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
-    assert rescaled_weights(np.zeros(2)).tolist() == [1.0, 1.0]
-    assert rescaled_weights(np.zeros(0)).tolist() == []
+    assert rescale_weights(np.array([1.0, 3.0])).tolist() == [0.5, 1.5]
+    assert rescale_weights(np.zeros(2)).tolist() == [1.0, 1.0]
+    assert rescale_weights(np.zeros(0)).tolist() == []
 
 
 def test_advantage_the_adaptive_coefficient_by_hand() -> None:
     # kl is twice the target: error 1, cut to 0.2; 500 of 10,000 rollouts: 1 + 0.2 x 0.05
-    assert adapted_coefficient(0.1, 2.0, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.101)
-    assert adapted_coefficient(0.1, 0.9, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.0995)
-    assert adapted_coefficient(0.1, 0.0, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.099)
-    assert adapted_coefficient(0.1, 0.0, target=1.0, num_rollouts=500, horizon=1) == pytest.approx(0.08)
+    assert adapt_coefficient(0.1, 2.0, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.101)
+    assert adapt_coefficient(0.1, 0.9, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.0995)
+    assert adapt_coefficient(0.1, 0.0, target=1.0, num_rollouts=500, horizon=10_000) == pytest.approx(0.099)
+    assert adapt_coefficient(0.1, 0.0, target=1.0, num_rollouts=500, horizon=1) == pytest.approx(0.08)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_advantage_rewards_that_are_not_finite_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="finite"):
-        normalised([Episode(group=0, reward=0.0, num_tokens=1)], np.array([bad]), mean="group", std="group")
+        normalize_rewards([Episode(group=0, reward=0.0, num_tokens=1)], np.array([bad]), mean="group", std="group")
 
 
 def test_advantage_baselines_that_are_missing_are_named() -> None:
     alone = [Episode(group=7, reward=1.0, num_tokens=1)]
     with pytest.raises(ValueError, match="group 7 has no reward of a greedy answer"):
-        normalised(alone, np.ones(1), mean="greedy", std="none")
+        normalize_rewards(alone, np.ones(1), mean="greedy", std="none")
     with pytest.raises(ValueError, match="critic"):
         estimate(alone, np.ones(1), estimator="gae")

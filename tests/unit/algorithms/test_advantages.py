@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roll.algorithms.advantages import estimate
 from roll.algorithms.episodes import Episode
-from roll.algorithms.normalise import EPSILON, Baseline, Scope, has_zero_variance, normalised
+from roll.algorithms.normalization import EPSILON, Baseline, Scope, has_zero_variance, normalize_rewards
 
 rewards = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8)
 groups = st.lists(rewards, min_size=1, max_size=5)
@@ -29,7 +29,9 @@ def outcomes(
         for g, group in enumerate(values)
         for i, r in enumerate(group)
     ]
-    found, _ = normalised(episodes, np.array([r for group in values for r in group], np.float64), mean=mean, std=std)
+    found, _ = normalize_rewards(
+        episodes, np.array([r for group in values for r in group], np.float64), mean=mean, std=std
+    )
     result, start = [], 0
     for group in values:
         result.append(found[start : start + len(group)].tolist())
@@ -153,7 +155,7 @@ def test_advantages_without_a_mean_are_not_divided_by_the_rounding_of_equal_rewa
         Episode(group=0, reward=reward, num_tokens=3, turns=turns, turn_rewards=own, values=nothing)
         for reward, own in zip(rewards.tolist(), by_turn, strict=True)
     ]
-    outcomes, _ = normalised(episodes, rewards, mean="none", std=std)
+    outcomes, _ = normalize_rewards(episodes, rewards, mean="none", std=std)
     np.testing.assert_allclose(outcomes, rewards, rtol=1e-12)
     found = estimate(episodes, outcomes, estimator=estimator, gae_lambda=1.0).advantages
     last = [advantages[-1] for advantages in found]
@@ -165,5 +167,5 @@ def test_advantages_of_rewards_that_differ_by_more_than_rounding_are_divided(spr
     episodes = [Episode(group=0, reward=around + x, num_tokens=1) for x in (0.0, spread)]
     rewards = np.array([e.reward for e in episodes])
     assume(np.ptp(rewards) > 1e-11 * np.abs(rewards).max())
-    outcomes, _ = normalised(episodes, rewards, mean="none", std="group")
+    outcomes, _ = normalize_rewards(episodes, rewards, mean="none", std="group")
     np.testing.assert_allclose(outcomes, rewards / (np.ptp(rewards) / math.sqrt(2) + 1e-6), rtol=1e-9)

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from roll.algorithms.choosing import Pairing, answers_below, best_answers, chosen, pairs
+from roll.algorithms.choosing import Pairing, answers_below, best_answers, choose_rollouts, pairs
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout
 
 
@@ -43,24 +43,24 @@ def places(answers: list[tuple[Rollout, ...]] | str) -> list[tuple[int, ...]]:
 
 
 def test_selection_every_answer_is_learnt_from_alone() -> None:
-    choice = chosen([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
+    choice = choose_rollouts([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1), (1, 0)]
     assert choice.fates == {0: (Fate.TRAINED, ""), 1: (Fate.TRAINED, "")}
 
 
 def test_selection_what_infrastructure_failed_is_never_learnt_from_and_a_group_of_it_has_failed() -> None:
-    choice = chosen([group(0, None, 1.0), group(1, None, None)], every_answer)
+    choice = choose_rollouts([group(0, None, 1.0), group(1, None, None)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 1)]
     assert choice.fates[1] == (Fate.FAILED, "the engine died")
 
 
 def test_selection_a_group_without_a_token_has_failed() -> None:
-    assert chosen([group(0, 1.0, length=0)], every_answer).fates[0] == (Fate.FAILED, "no rollout has a token")
+    assert choose_rollouts([group(0, 1.0, length=0)], every_answer).fates[0] == (Fate.FAILED, "no rollout has a token")
 
 
 def test_selection_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
     choose = partial(answers_below, num_tokens=2)  # of each answer the ids are its number
-    choice = chosen([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
+    choice = choose_rollouts([group(0, 1.0, 0.0, 1.0, 0.5)], choose)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1)]
     rollouts = group(1, 0.0, 0.0, 0.0).rollouts[2:]
     reason = "every answer has a token with an id of 2 or more, which its teacher does not have"
@@ -74,7 +74,7 @@ def test_selection_the_best_are_kept_in_their_order_and_of_equal_ones_the_first(
 
 
 def test_selection_a_group_without_a_good_answer_is_filtered_and_says_why() -> None:
-    choice = chosen([group(0, 0.2, 0.4)], partial(best_answers, keep=1, min_reward=0.5))
+    choice = choose_rollouts([group(0, 0.2, 0.4)], partial(best_answers, keep=1, min_reward=0.5))
     assert choice.rollouts == ()
     assert choice.fates == {0: (Fate.FILTERED, "its best reward 0.4 is below 0.5")}
 

@@ -11,7 +11,7 @@ import torch
 from pair_helpers import inputs_of, random_pairs
 
 from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopDistillationLoss
-from roll.algorithms.teaching import teacher_advantages
+from roll.algorithms.teacher_advantages import teacher_advantages
 from roll.types import Divergence, LossInputs, Needs
 
 

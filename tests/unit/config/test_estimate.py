@@ -10,6 +10,14 @@ from typing import Any
 import pytest
 from worlds.model_sizes import Sizes
 
+from roll.config.activation_memory import (
+    FullestStage,
+    activation_bytes_per_token,
+    forward_backward_bytes,
+    fullest_stage,
+    gathered_bytes,
+    logit_bytes,
+)
 from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
@@ -24,14 +32,6 @@ from roll.config.estimate import (
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.passing import (
-    FullestStage,
-    activation_bytes_per_token,
-    forward_backward_bytes,
-    fullest_stage,
-    gathered_bytes,
-    logit_bytes,
-)
 from roll.config.training import trims_heap
 from roll.models import describe_model
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes

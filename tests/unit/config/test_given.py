@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from roll.config.given import load_with_python_objects, with_python_objects
 from roll.config.load import dump_config, load_config
+from roll.config.python_objects import load_with_python_objects, with_python_objects
 from roll.errors import ConfigError
 
 BASE = {"name": "run", "model": "tiny", "training": {"num_steps": 4}}
@@ -74,8 +74,8 @@ def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are
     ("given", "message"),
     [
         ({"data": ROWS}, "reward= has to say how their answers are scored"),
-        ({"held_out": ROWS}, "give data= as well"),
-        ({"reward": score}, "the configuration has no data: give data= as well"),
+        ({"held_out": ROWS}, "pass the training rows as data= as well"),
+        ({"reward": score}, "the configuration has no data: pass the training rows as data= as well"),
         ({"data": ROWS, "reward": 7}, "reward= is a function of (text, answer, metadata), a reward's type such as"),
     ],
 )

@@ -18,9 +18,9 @@ from roll.config.base import Section, option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.document import dump
 from roll.config.explain import explain
-from roll.config.given import load_with_python_objects
 from roll.config.load import dump_config, dump_yaml, load_config, load_run_config
 from roll.config.pipelines import PIPELINES
+from roll.config.python_objects import load_with_python_objects
 from roll.config.run import RunConfig
 from roll.config.schema import json_schema
 from roll.errors import ConfigError, PlacementError

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.minibatches import critic_share
-from roll.algorithms.rewards import shaped_rollout
+from roll.algorithms.rewards import shape_rollout
 from roll.algorithms.selection import Selection
-from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch, build_samples
 from roll.pipelines.learning.measures import mean_advantages
@@ -90,7 +90,7 @@ def test_training_sample_have_every_token_of_the_rollout_once_behind_their_conte
 
 def weighed(rollouts: list[Rollout], algorithm: AlgorithmConfig, **said: Any) -> TrainingBatch:
     """The batch of two rollouts of a draw, and of an expert's, weighed."""
-    shaped = [shaped_rollout(r, algorithm, 8) for r in rollouts]
+    shaped = [shape_rollout(r, algorithm, 8) for r in rollouts]
     own = [s for s in shaped if not s.rollout.expert]
     selection = Selection(
         trained=tuple(own),

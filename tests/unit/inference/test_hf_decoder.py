@@ -132,9 +132,9 @@ def test_hf_decoder_the_cache_stays_within_its_budget(tiny_model: Path) -> None:
     decoder = Decoder(engine_spec(tiny_model, kv_cache_bytes=3 * 96 * token_bytes, max_num_seqs=64), CPU)
     long = [new_row(request(f"{i}", prompt(i, 60)), i, 0) for i in range(5)]  # 76 positions, rounded up to 96
     short = [new_row(request(f"s{i}", prompt(i, 10)), i, 0) for i in range(20)]  # 26, rounded up to 32
-    assert [decoder.fits(long[i], long[:i]) for i in range(5)] == [True, True, True, False, False]
-    assert sum(decoder.fits(short[i], short[:i]) for i in range(20)) == 9
-    assert not decoder.fits(long[0], short[:3]) and decoder.fits(long[0], short[:2])
+    assert [decoder.can_join(long[i], long[:i]) for i in range(5)] == [True, True, True, False, False]
+    assert sum(decoder.can_join(short[i], short[:i]) for i in range(20)) == 9
+    assert not decoder.can_join(long[0], short[:3]) and decoder.can_join(long[0], short[:2])
     for rows in (long[:3], short[:9]):
         run(decoder, rows)
         held = sum(t.numel() * t.element_size() for pair in decoder._cache._layers.values() for t in pair)

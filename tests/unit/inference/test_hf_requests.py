@@ -153,13 +153,13 @@ def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_
     chosen = np.arange(2, dtype=np.int8).reshape(2, 1, 1)
     begun, waiting = (new_row(request(name), order, 0) for order, name in enumerate("ab"))
     for row in (begun, waiting):
-        row.routed(0, chosen)
+        row.store_experts(0, chosen)
     begun.append(7, -1.0, 0)
     queue = RequestQueue()
     queue.put_back([begun, waiting])
     assert names(queue.take(lambda row, taken: True)) == ["a", "b"]
     for row in (begun, waiting):
-        row.routed(0, chosen + 5)
+        row.store_experts(0, chosen + 5)
     assert [row.experts[:3].ravel().tolist() for row in (begun, waiting) if row.experts is not None] == [
         [0, 1, -1],
         [5, 6, -1],

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from roll.errors import ModelError
 from roll.inference.hf_decoder import Decoder
-from roll.inference.hf_routing import answers_of_first_pass
+from roll.inference.hf_routing import reuse_first_pass
 from roll.models import find_routers, load_causal_lm
 from roll.types import Generation, GenerationRequest, IntArray
 
@@ -108,7 +108,7 @@ def test_hf_router_replay_passes_over_parts_use_the_experts_of_the_whole(mixture
     network = load_causal_lm(mixture, "float32", attention="eager")
     tokens = torch.from_numpy(prompt(5).astype(np.int64))[None]
     with torch.inference_mode():
-        with answers_of_first_pass(network):
+        with reuse_first_pass(network):
             whole = network(input_ids=tokens).logits
             for router in find_routers(network):
                 router.weight.neg_()

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.inference.vllm.kernels import Drawing
+from roll.inference.vllm.kernels import TokenSampler
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -22,7 +22,7 @@ def test_vllm_sampling_a_token_is_the_first_whose_cumulative_probability_exceeds
     rows: int, vocab: int, seed: int
 ) -> None:
     logits = torch.randn(rows, vocab, generator=seeded(seed)) * 5
-    tokens, logprobs = Drawing().draw(logits.clone(), {row: seeded(row) for row in range(rows)})
+    tokens, logprobs = TokenSampler().draw(logits.clone(), {row: seeded(row) for row in range(rows)})
     torch.testing.assert_close(logprobs, logits.double().log_softmax(-1).float(), atol=1e-5, rtol=1e-5)
     numbers = torch.stack([torch.rand(1, dtype=torch.float64, generator=seeded(row)) for row in range(rows)])
     totals = logits.double().softmax(-1).cumsum(-1)
@@ -34,14 +34,14 @@ def test_vllm_sampling_a_token_is_the_first_whose_cumulative_probability_exceeds
 def test_vllm_sampling_rows_without_a_generator_use_the_processes_own_numbers() -> None:
     logits = torch.zeros(2000, 4)
     torch.manual_seed(0)
-    tokens, _ = Drawing().draw(logits, {})
+    tokens, _ = TokenSampler().draw(logits, {})
     assert tokens.bincount(minlength=4).tolist() == pytest.approx([500] * 4, abs=80)  # four standard deviations
 
 
 def test_vllm_sampling_what_is_ruled_out_is_never_drawn() -> None:
     logits = torch.full((300, 520), -math.inf)
     logits[:, 517] = -3.0
-    tokens, logprobs = Drawing().draw(logits, {})
+    tokens, logprobs = TokenSampler().draw(logits, {})
     assert tokens.unique().tolist() == [517]
     assert logprobs[:, 517].tolist() == [0.0] * 300
     assert logprobs[0, 0] == -math.inf
@@ -49,7 +49,7 @@ def test_vllm_sampling_what_is_ruled_out_is_never_drawn() -> None:
 
 def test_vllm_sampling_nothing_is_left_of_earlier_steps() -> None:
     """Of more rows, and of a larger vocabulary in as many blocks."""
-    drawing = Drawing()
+    drawing = TokenSampler()
     for rows, vocab in [(4, 400), (2, 300), (3, 300), (1, 400)]:
         tokens, _ = drawing.draw(torch.zeros(rows, vocab), {row: seeded(row) for row in range(rows)})
         numbers = [float(torch.rand((), dtype=torch.float64, generator=seeded(row))) for row in range(rows)]
@@ -59,7 +59,7 @@ def test_vllm_sampling_nothing_is_left_of_earlier_steps() -> None:
 def test_vllm_sampling_a_row_that_is_not_finite_says_so_and_leaves_the_others_alone() -> None:
     logits = torch.zeros(2, 10)
     logits[0, 3] = math.nan
-    tokens, logprobs = Drawing().draw(logits, {1: seeded(5)})
+    tokens, logprobs = TokenSampler().draw(logits, {1: seeded(5)})
     assert 0 <= int(tokens[0]) < 10
     assert logprobs[0].isnan().all()
     assert tokens[1] == int(torch.rand((), dtype=torch.float64, generator=seeded(5)) * 10)

@@ -26,7 +26,7 @@ from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import engine_arguments
 from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens, to_generation
-from roll.inference.vllm.direct import DirectLoad, Place
+from roll.inference.vllm.direct import DirectLoad, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import Launch, _start_error
 from roll.inference.vllm.stats import Stats
@@ -240,7 +240,7 @@ class Layer(torch.nn.Module):
 
 def test_vllm_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
     layer, shapes = Layer(0), ((2, 2), (1, 2), (1, 2))
-    load = DirectLoad({name: Place(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
+    load = DirectLoad({name: TensorPlacement(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
     q, k, v = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]]), torch.tensor([[7.0, 8]])
     load.take("k", k)
     load.take("q", q)
@@ -255,8 +255,8 @@ def test_vllm_other_parameters_keep_their_place_and_their_padding() -> None:
     embedding, output = Layer(3), Layer(2)
     held = embedding.weight
     load = DirectLoad({
-        "embed": Place(embedding, "weight", 0, ((2, 2),), False),
-        "head": Place(output, "weight", 0, ((2, 2),), False, True),
+        "embed": TensorPlacement(embedding, "weight", 0, ((2, 2),), False),
+        "head": TensorPlacement(output, "weight", 0, ((2, 2),), False, True),
     })  # fmt: skip
     load.take("embed", torch.ones(2, 2))
     load.take("head", 2 * torch.ones(2, 2))

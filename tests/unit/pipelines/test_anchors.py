@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.selection import select
-from roll.algorithms.weighing import compute_token_weights
+from roll.algorithms.token_weights import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.agentic import AgenticConfig, AnchorsConfig
 from roll.data import PromptStream, WeightedSource

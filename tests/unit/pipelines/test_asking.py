@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll.pipelines.supervised.asking import compute_once
-from roll.pipelines.supervised.kept import OutputStore, Rows, rows_of
+from roll.pipelines.supervised.frozen_outputs import compute_once
+from roll.pipelines.supervised.output_store import OutputStore, Rows, rows_of
 from roll.types import TrainingBatch, TrainingSample
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll.algorithms.normalise import Moments
+from roll.algorithms.normalization import Moments
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, CheckpointVersionError, RunDirectoryError, UserError
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint

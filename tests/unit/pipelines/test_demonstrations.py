@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.selection import select
-from roll.algorithms.weighing import compute_token_weights
+from roll.algorithms.token_weights import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data import ChatRenderer

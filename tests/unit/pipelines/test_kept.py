@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll.pipelines.supervised.kept import OutputStore, Rows, rows_of
+from roll.pipelines.supervised.output_store import OutputStore, Rows, rows_of
 from roll.types import TrainingSample
 
 

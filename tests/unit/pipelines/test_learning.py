@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from roll.algorithms import selection
-from roll.algorithms.rewards import ShapedRollout, shaped_rollout
+from roll.algorithms.rewards import ShapedRollout, shape_rollout
 from roll.algorithms.selection import Selection
 from roll.algorithms.selection import select as select_groups
-from roll.algorithms.weighing import compute_token_weights
+from roll.algorithms.token_weights import compute_token_weights
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.online.boundary import settle
@@ -110,9 +110,9 @@ def test_learning_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypa
 
     def shape(rollout: Rollout, **settings: Any) -> ShapedRollout:
         asked.append(rollout.sample_id)
-        return shaped_rollout(rollout, **settings)
+        return shape_rollout(rollout, **settings)
 
-    monkeypatch.setattr(selection, "shaped_rollout", shape)
+    monkeypatch.setattr(selection, "shape_rollout", shape)
     filters = {"keep": "extremes", "keep_num": 1, "top_variance": 0.5, "min_std": 0.1}
     algorithm = AlgorithmConfig.model_validate({"filters": filters, "reward": {"clip": 2.0}})
     chosen = select([group(0, [1.0, 0.0, 0.5]), group(1, [0.4, 0.0])], algorithm)
@@ -145,7 +145,7 @@ def test_learning_format_penalty_is_paid_by_an_answer_that_did_not_end(
     algorithm = AlgorithmConfig.model_validate({"reward": {"format_penalty": 0.3}})
     rollout = group(0, [1.0]).rollouts[0]
     cut = replace(rollout, finish_reason=finish_reason, reward=RewardResult(value=1.0, verdict=verdict))
-    assert shaped_rollout(cut, algorithm, max_new_tokens=8).episode.total == pytest.approx(expected)
+    assert shape_rollout(cut, algorithm, max_new_tokens=8).episode.total == pytest.approx(expected)
 
 
 def test_learning_top_variance_is_of_what_groups_are_judged_by() -> None:

@@ -16,8 +16,8 @@ from roll.config.preference import METHODS, PreferenceSection
 from roll.errors import ConfigError
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference.objective import Objective, with_other_answers
-from roll.pipelines.supervised.kept import OutputStore, rows_of
-from roll.pipelines.supervised.measuring import held_out_metrics, merge_metrics
+from roll.pipelines.supervised.evaluation import held_out_metrics, merge_metrics
+from roll.pipelines.supervised.output_store import OutputStore, rows_of
 from roll.types import StepResult, TrainingBatch, TrainingSample
 
 

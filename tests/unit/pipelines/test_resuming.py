@@ -15,7 +15,7 @@ import roll
 from roll.config.history import read_history
 from roll.config.load import load_config
 from roll.errors import CheckpointError, ConfigError
-from roll.pipelines.unchanging import check_unchanged, fingerprints
+from roll.pipelines.fingerprints import check_unchanged, fingerprints
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]}
@@ -216,7 +216,7 @@ def test_resume_compares_the_code_of_rewards_and_of_what_they_import(
 
 
 def test_resume_compares_the_source_of_a_reward_that_was_given(caplog: pytest.LogCaptureFixture) -> None:
-    from roll.config.given import load_with_python_objects
+    from roll.config.python_objects import load_with_python_objects
 
     def of(function: Any) -> dict[str, str]:
         rows = [{"prompt": "a", "answer": "b"}]

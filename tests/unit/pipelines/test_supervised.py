@@ -12,7 +12,7 @@ import pytest
 from roll.config.pipelines.sft import SFTConfig
 from roll.errors import DataError
 from roll.pipelines.state import RunState
-from roll.pipelines.supervised.asking import weights_name
+from roll.pipelines.supervised.frozen_outputs import weights_name
 from roll.pipelines.supervised.preparation import held_out_batch, planned_steps, policy_spec, prepare
 
 

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.minibatches import critic_share
-from roll.algorithms.rewards import judged_range, shaped_rollout
+from roll.algorithms.rewards import judged_range, shape_rollout
 from roll.algorithms.selection import Selection, early_stop_predicate, select
-from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
@@ -153,7 +153,7 @@ def test_trained_rewards_what_a_group_is_judged_by_lies_in_its_range(
     keys = {**shaping, "overlong_buffer": buffer, "overlong_penalty": 0.7, "format_penalty": 0.3}
     algorithm = algorithm_of("grpo", reward=keys, filters={"metric": metric})
     result = RewardResult(value=reward, correct=correct, verdict="no answer" if malformed else "")
-    found = shaped_rollout(group(0, result, length=length).rollouts[0], algorithm, LONGEST).judged
+    found = shape_rollout(group(0, result, length=length).rollouts[0], algorithm, LONGEST).judged
     between = judged_range((-2.0, 3.0), algorithm, single_turn=True)
     assert between is not None
     assert between[0] - 1e-12 <= found <= between[1] + 1e-12

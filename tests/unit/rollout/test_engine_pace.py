@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.rollout.engine_pace import FIRST_STEP_S, LEAST_S, LOOK_S, HangDetector
+from roll.rollout.hang_detector import FIRST_STEP_S, LEAST_S, LOOK_S, HangDetector
 
 
 def seen(*gaps: float) -> HangDetector:

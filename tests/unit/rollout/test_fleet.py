@@ -15,7 +15,7 @@ from worlds.engines import Fault, TickingEngine, TickingEngines
 
 from roll.errors import EngineDiedError, NoEngineError, WeightSyncError
 from roll.rollout import LLMProxy
-from roll.rollout.engine_link import EngineConnection
+from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.fleet import EngineFleet
 from roll.rollout.routing import Router
 from roll.simulation.clock import run

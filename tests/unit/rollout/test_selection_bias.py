@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roll.rollout.census import SelectionBias
+from roll.rollout.selection_bias import SelectionBias
 
 
 def rollout(index: int, reward: float, length: int) -> Any:

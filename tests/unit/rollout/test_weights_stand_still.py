@@ -15,7 +15,7 @@ from worlds.training import World, random_settings
 
 from roll.config.scheduling import SchedulingConfig
 from roll.errors import WeightSyncError
-from roll.pipelines.live_policy import ServedPolicy
+from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import SamplingPlan
 from roll.simulation import clock
 from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightUpdate

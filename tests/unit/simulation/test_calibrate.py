@@ -87,7 +87,7 @@ def test_simulation_calibrate_steps_beside_the_scoring_of_sequences_are_left_out
     log.begin()
     for seconds in (0.5, 0.25):
         clock.now += seconds
-        with log.silent() if seconds == 0.5 else nullcontext():
+        with log.pause_recording() if seconds == 0.5 else nullcontext():
             log.step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)
     assert [(found.began_s, found.duration_s) for found in log.take()] == [(0.5, 0.25)]
 

@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 from worlds.model_sizes import Sizes
 from worlds.ranks import run_ranks
 
+from roll.config.activation_memory import logit_bytes
 from roll.config.estimate import training_bytes
 from roll.config.model import LoRAConfig
-from roll.config.passing import logit_bytes
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run

@@ -16,7 +16,7 @@ from roll.errors import DataError, ReplayError, UnsupportedError
 from roll.inference.hf_requests import new_row, prefill_key
 from roll.inference.spec import refuse_media
 from roll.pipelines.episodes.state import KeptEpisode
-from roll.pipelines.supervised import kept
+from roll.pipelines.supervised import output_store
 from roll.rollout.replaying import ReplayedPart, check_replay, record_trajectory
 from roll.training.network.hidden_states import _rotary_ids
 from roll.training.packing.blocks import Member, shared_blocks
@@ -160,10 +160,10 @@ def test_media_positions_of_another_shape_are_refused() -> None:
 def test_media_kept_answers_are_found_by_tokens_digests_and_positions() -> None:
     own = np.tile(np.arange(9, dtype=np.int32), (3, 1))
     samples = [sample("a"), sample("a", span()), sample("a", span(OTHER)), sample("a", positions=own)]
-    assert len({kept._key(one) for one in samples}) == 4
+    assert len({output_store._key(one) for one in samples}) == 4
     digest = hashlib.blake2b(samples[0].token_ids.tobytes(), digest_size=16)  # as files of earlier versions have it
     digest.update(np.packbits(samples[0].loss_mask).tobytes())
-    assert kept._key(samples[0]) == digest.digest()
+    assert output_store._key(samples[0]) == digest.digest()
 
 
 def test_media_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests() -> None:

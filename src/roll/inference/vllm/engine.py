@@ -28,7 +28,6 @@ import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference.spec import EngineSpec, refuse_adapter, refuse_media
-from roll.inference.vllm.ahead import take
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     check_fits,
@@ -39,6 +38,7 @@ from roll.inference.vllm.conversion import (
     to_logprobs,
 )
 from roll.inference.vllm.launch import Launch, end_launch, launch
+from roll.inference.vllm.prefork import take
 from roll.protocols import PauseMode
 from roll.running import run_in_thread
 from roll.types import (
@@ -133,7 +133,7 @@ class VLLMEngine:
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
         stamp = time.monotonic_ns()
-        with self._started.stats.steps.silent():
+        with self._started.stats.steps.pause_recording():
             outputs = await asyncio.gather(
                 *(self._run(f"logprobs-{stamp}-{i}", seq, scoring_params()) for i, seq in enumerate(sequences))
             )

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from roll.inference.inversion import BLOCK, invert, running_totals
 
-__all__ = ["Drawing", "register"]
+__all__ = ["TokenSampler", "register"]
 
 _registered = False
 
 
-class Drawing:
+class TokenSampler:
     """Draws tokens, with a buffer that is kept from step to step: allocating pages costs more than the arithmetic."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ def register() -> None:
             kernels.fused_add_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
             return x, residual
 
-    drawn_by_vllm, drawing = TopKTopPSampler.forward_cpu, Drawing()
+    drawn_by_vllm, drawing = TopKTopPSampler.forward_cpu, TokenSampler()
 
     def forward_cpu(
         self: TopKTopPSampler,

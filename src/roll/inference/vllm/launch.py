@@ -17,13 +17,13 @@ import psutil
 
 from roll.errors import EngineDiedError, ModelError
 from roll.inference.spec import EngineSpec
-from roll.inference.vllm.ahead import Ahead, ended_unless_used, first_process_from, process_ahead
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment
+from roll.inference.vllm.prefork import PreforkedProcess, kill_unless_used, process_ahead, use_preforked
 from roll.inference.vllm.stats import Stats
 from roll.process_environment import SPIN_COUNT, temporary_environment
 
-__all__ = ["Launch", "end_launch", "engine_ahead", "launch"]
+__all__ = ["Launch", "end_launch", "launch", "prestart_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def end_launch(name: str) -> None:
                 process.kill()
 
 
-def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
+def launch(spec: EngineSpec, name: str, ahead: PreforkedProcess | None = None) -> Launch:
     """Start vLLM's processes and load the model. Blocking: seconds to minutes.
 
     Args:
@@ -107,13 +107,13 @@ def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
         ModelError: vLLM rejects the model or the settings.
         EngineDiedError: vLLM's process ended while it loaded.
     """
-    with ended_unless_used(ahead), _starting:
+    with kill_unless_used(ahead), _starting:
         _check_not_ended(spec, name)
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
         variables = _variables(name, spec.num_threads, spec.log_path, cpu=cpu)
-        with temporary_environment(variables), _children_of(spec, name), first_process_from(ahead):
+        with temporary_environment(variables), _children_of(spec, name), use_preforked(ahead):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -127,7 +127,7 @@ def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
                 llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stats.logger_class()])
             except (ValueError, TypeError) as error:
                 raise ModelError(
-                    f"vLLM refuses {spec.model_path} with these settings: {error}{_asked(spec)}"
+                    f"vLLM refuses {spec.model_path} with these settings: {error}{_option_hint(spec)}"
                 ) from error
             except Exception as error:
                 raise _start_error(spec, log_size, error) from error
@@ -146,8 +146,8 @@ def _check_not_ended(spec: EngineSpec, name: str) -> None:
 
 
 @contextmanager
-def engine_ahead(num_threads: int | None) -> Generator[None]:
-    """Prepare a process that imports vLLM while the engine is not yet configured; see `ahead`.
+def prestart_engine(num_threads: int | None) -> Generator[None]:
+    """Prepare a process that imports vLLM while the engine is not yet configured; see `prefork`.
 
     No process is prepared if it cannot be started, or if another engine is starting in this process, because the
     environment is then not the run's. An engine then spawns its own process.
@@ -227,7 +227,7 @@ def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception
         cache = spec.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu_build() else "the device's share")
         advice = f" In ROLL: raise inference.kv_cache_bytes ({cache})." if "cache" in cause else ""
         return ModelError(
-            f"vLLM cannot serve {spec.model_path} with these settings: {cause}{_asked(spec)}{advice}"
+            f"vLLM cannot serve {spec.model_path} with these settings: {cause}{_option_hint(spec)}{advice}"
             f"{_log_hint(spec.log_path)}"
         )
     return EngineDiedError(spec.engine_id, f"it did not start: {cause}{_log_hint(spec.log_path)}")
@@ -244,7 +244,7 @@ def _last_error(log_path: Path | None, start: int) -> str:
     return f"{found[-1][1]}: {found[-1][2]}" if found else ""
 
 
-def _asked(spec: EngineSpec) -> str:
+def _option_hint(spec: EngineSpec) -> str:
     """Return a hint at the user's own options for vLLM."""
     return f" (inference.options sets {', '.join(spec.options)})" if spec.options else ""
 

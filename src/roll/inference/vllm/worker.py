@@ -23,7 +23,7 @@ import torch
 
 from roll.errors import UnsupportedError, WeightSyncError
 from roll.inference.vllm import kernels, routing
-from roll.inference.vllm.direct import DirectLoad, Place, plan_direct
+from roll.inference.vllm.direct import DirectLoad, TensorPlacement, plan_direct
 from roll.inference.vllm.environment import is_cpu_build
 from roll.openmp import start_spin_control
 from roll.types import TensorSpec, WeightUpdate
@@ -173,7 +173,7 @@ def _expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
 
 def _direct_places(
     worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
-) -> dict[str, Place] | None:
+) -> dict[str, TensorPlacement] | None:
     """Return the places of tensors for a load without vLLM's reload; `None` where the reload is needed."""
     if not hasattr(worker, "_roll_places"):
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from roll.config.activation_memory import ModelSizes, element_bytes
 from roll.config.estimate import RoleMemory, engine_bytes, frozen_bytes
-from roll.config.passing import ModelSizes, element_bytes
 from roll.config.pipelines.distill import DistillConfig
 from roll.config.truncation import distillation_truncation_note
 from roll.models import ModelDescription, find_model

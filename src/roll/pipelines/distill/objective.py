@@ -22,8 +22,8 @@ import numpy as np
 from roll.algorithms.choosing import Answers, Choice, answers_below
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
-from roll.algorithms.normalise import standardised
-from roll.algorithms.teaching import teacher_advantages
+from roll.algorithms.normalization import standardize_by_group
+from roll.algorithms.teacher_advantages import teacher_advantages
 from roll.config.distillation import DistillationConfig
 from roll.config.pipelines.distill import DistillConfig
 from roll.data.samples import build_batch
@@ -94,7 +94,7 @@ def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: D
         config: Weights of teachers and rewards.
     """
     rewards = np.array([r.reward.value if r.reward else 0.0 for r in rollouts], dtype=np.float64)
-    earned = config.reward_weight * standardised(rewards, [r.draw_id for r in rollouts])
+    earned = config.reward_weight * standardize_by_group(rewards, [r.draw_id for r in rollouts])
     samples = []
     for sample, value in zip(batch.samples, batch.by_sample(earned.tolist()), strict=True):
         advantages = np.where(sample.loss_mask, value, 0.0).astype(np.float32)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from roll.config.passing import element_bytes
+from roll.config.activation_memory import element_bytes
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import UserError
 from roll.models import describe_model, find_model

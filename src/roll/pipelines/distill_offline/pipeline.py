@@ -17,9 +17,9 @@ from roll.pipelines.distill_offline.teachers import TeacherOutputs, compute_teac
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.pipelines.supervised.asking import remaining_steps
+from roll.pipelines.supervised.evaluation import held_out_metrics, measure_answers, merge_metrics, open_measuring
+from roll.pipelines.supervised.frozen_outputs import remaining_steps
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, merge_metrics, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
 from roll.running import run_in_thread

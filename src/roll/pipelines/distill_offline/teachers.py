@@ -18,8 +18,8 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import CHUNK, compute_once, weights_name
-from roll.pipelines.supervised.kept import OutputStore, Rows, rows_of
+from roll.pipelines.supervised.frozen_outputs import CHUNK, compute_once, weights_name
+from roll.pipelines.supervised.output_store import OutputStore, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.protocols import TrainerGroup
 from roll.running import run_in_thread

@@ -12,9 +12,9 @@ from roll.errors import DataError, InfraError
 from roll.pipelines.episodes.anchors import has_succeeded
 from roll.pipelines.episodes.reading import Demonstration
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.reinforcement.demonstrations import play_demonstration
+from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout.replaying import record_trajectory
 
 __all__ = ["play_demonstrations"]

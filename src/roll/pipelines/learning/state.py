@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from roll.algorithms.normalise import Moments
+from roll.algorithms.normalization import Moments
 from roll.pipelines.state import RunState
 
 __all__ = ["LearningState"]

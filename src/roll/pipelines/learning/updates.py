@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.kl import adapted_coefficient, kl_per_token
+from roll.algorithms.kl import adapt_coefficient, kl_per_token
 from roll.algorithms.minibatches import critic_share, minibatches
 from roll.algorithms.selection import Selection
-from roll.algorithms.weighing import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
@@ -162,7 +162,7 @@ def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: UpdateR
     if kl.target is not None:
         samples = learned.batch.samples
         num_rollouts = sum(not samples[places[0]].expert for places in learned.batch.sequences)
-        run.state.kl_coefficient = adapted_coefficient(
+        run.state.kl_coefficient = adapt_coefficient(
             coefficient, measured, target=kl.target, num_rollouts=num_rollouts, horizon=kl.horizon
         )
 

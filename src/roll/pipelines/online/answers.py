@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.algorithms.choosing import Answers, Choice, chosen
+from roll.algorithms.choosing import Answers, Choice, choose_rollouts
 from roll.pipelines.learner import train_policy
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.online.boundary import fates_of_groups
@@ -41,7 +41,7 @@ class AnswersObjective:
 
     async def collect(self, batch: Batch) -> Collected[Choice]:
         """Choose among the answers of each group."""
-        choice = chosen(batch.groups, self.choose)
+        choice = choose_rollouts(batch.groups, self.choose)
         choice.fates.update(fates_of_groups(batch))
         return Collected(
             batch=batch,

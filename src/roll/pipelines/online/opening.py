@@ -16,21 +16,21 @@ from roll.config.training import check_back_end
 from roll.data import Data
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
+from roll.pipelines.colocation import EVERYTHING, SharedDevices, offloads_colocated
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
+from roll.pipelines.fingerprints import fingerprints
 from roll.pipelines.generation import Roles, open_generation, start_roles
-from roll.pipelines.hand_over import EVERYTHING, SharedDevices, offloads_colocated
 from roll.pipelines.instant_checks import check_disk, check_own_references, check_own_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
 from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, restore_state
+from roll.pipelines.served_policy import ServedPolicy
 from roll.pipelines.state import RunState
-from roll.pipelines.unchanging import fingerprints
 from roll.protocols import TrainerGroup
 from roll.rollout import AsyncController, LLMProxy
 from roll.rollout.engine_group import EngineGroup

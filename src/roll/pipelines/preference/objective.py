@@ -17,7 +17,7 @@ from roll.config.preference import PreferenceSection
 from roll.data.examples import ExampleKind
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
-from roll.pipelines.supervised.kept import OutputStore
+from roll.pipelines.supervised.output_store import OutputStore
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import FloatArray, TrainingBatch, TrainingSample
 

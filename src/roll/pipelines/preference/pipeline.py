@@ -15,11 +15,11 @@ from roll.pipelines.preference.reference import all_batches, held_out_batches, r
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.pipelines.supervised.asking import compute_once, weights_name
-from roll.pipelines.supervised.kept import OutputStore
+from roll.pipelines.supervised.evaluation import held_out_metrics, measure_answers, merge_metrics, open_measuring
+from roll.pipelines.supervised.frozen_outputs import compute_once, weights_name
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import held_out_metrics, measure_answers, merge_metrics, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.output_store import OutputStore
 from roll.pipelines.supervised.preparation import Prepared
 from roll.running import run_in_thread
 

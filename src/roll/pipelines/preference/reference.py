@@ -12,8 +12,8 @@ from roll.errors import ConfigError, ModelError
 from roll.models import load_tokenizer, resolve_model
 from roll.pipelines.preference.objective import packed_loss_spec, with_other_answers
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.asking import ComputeOutputs, remaining_steps
-from roll.pipelines.supervised.kept import Rows, rows_of
+from roll.pipelines.supervised.frozen_outputs import ComputeOutputs, remaining_steps
+from roll.pipelines.supervised.output_store import Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from roll.config.activation_memory import ModelSizes, element_bytes
 from roll.config.estimate import RoleMemory, frozen_bytes, num_trained
-from roll.config.passing import ModelSizes, element_bytes
 from roll.config.reinforcing import ReinforcingConfig
 from roll.config.truncation import truncation_note
 from roll.pipelines.online.check.estimate import BatchArithmetic, ExtraMemory, frozen_memory, trainer_memory

@@ -18,7 +18,7 @@ import numpy as np
 from roll.config.reinforcing import ReinforcingConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
-from roll.pipelines.live_policy import ServedPolicy
+from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout.episode import loop_for
 from roll.types import (
     EXPERT,

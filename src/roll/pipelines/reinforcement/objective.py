@@ -11,12 +11,12 @@ from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
 from roll.pipelines.learning.token_columns import token_columns
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.boundary import fates_of_groups
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.online.protocols import Collected, Update
 from roll.pipelines.reinforcement.demonstrations import play_demonstrations
 from roll.pipelines.reinforcement.sampling import GREEDY
+from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import Batch
 from roll.types import Rollout
 

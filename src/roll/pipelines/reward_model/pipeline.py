@@ -14,8 +14,8 @@ from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.reward_model.losses import loss_of
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
+from roll.pipelines.supervised.evaluation import measure_model
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import measure_model
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, policy_spec
 from roll.training import TrainerSpec

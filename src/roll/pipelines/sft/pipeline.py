@@ -10,8 +10,8 @@ from roll.algorithms.losses import LikelihoodLoss
 from roll.config.pipelines.sft import SFTConfig
 from roll.pipelines.registry import Pipeline
 from roll.pipelines.run import Session
+from roll.pipelines.supervised.evaluation import measure_model
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.measuring import measure_model
 from roll.pipelines.supervised.opening import facts, open_course
 
 __all__ = ["LOSS", "PIPELINE"]

@@ -8,13 +8,13 @@ from typing import Any
 from roll.cluster.base import Cluster, num_accelerators
 from roll.config.generating import GeneratingConfig
 from roll.errors import DataError
+from roll.pipelines.colocation import EVERYTHING, SharedDevices, offloads_colocated
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import open_generation, start_roles
-from roll.pipelines.hand_over import EVERYTHING, SharedDevices, offloads_colocated
-from roll.pipelines.live_policy import ServedPolicy
 from roll.pipelines.online.opening import weight_sync
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.run import Run, Session
+from roll.pipelines.served_policy import ServedPolicy
 from roll.protocols import TrainerGroup
 from roll.running import run_in_thread
 

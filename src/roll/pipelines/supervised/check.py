@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
+from roll.config.activation_memory import element_bytes, logit_bytes
 from roll.config.estimate import (
     RoleMemory,
     disk_use,
@@ -20,7 +21,6 @@ from roll.config.estimate import (
     kernel_bytes,
     training_bytes,
 )
-from roll.config.passing import element_bytes, logit_bytes
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import trims_heap
 from roll.data.examples import ExampleKind

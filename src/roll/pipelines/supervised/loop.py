@@ -9,7 +9,7 @@ chosen answers, a reward model scores the chosen answers higher, distillation im
 from __future__ import annotations
 
 from roll.pipelines.run import run_session, take_steps
-from roll.pipelines.supervised.course import LossOf, SupervisedRun
+from roll.pipelines.supervised.supervised_run import LossOf, SupervisedRun
 from roll.protocols import LossFn
 
 __all__ = ["train"]

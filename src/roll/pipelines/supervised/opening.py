@@ -10,14 +10,14 @@ from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import check_back_end
 from roll.data.examples import ExampleKind
+from roll.pipelines.fingerprints import fingerprints
 from roll.pipelines.instant_checks import check_disk
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.answers import open_answers
-from roll.pipelines.supervised.course import SupervisedRun
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
-from roll.pipelines.unchanging import fingerprints
+from roll.pipelines.supervised.supervised_run import SupervisedRun
 from roll.running import run_in_thread
 from roll.training import TrainerSpec
 

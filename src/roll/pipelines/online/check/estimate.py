@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from roll.config.activation_memory import ModelSizes, element_bytes, gathered_bytes, logit_bytes
 from roll.config.estimate import (
     JudgeEngines,
     RoleMemory,
@@ -22,7 +23,6 @@ from roll.config.estimate import (
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
-from roll.config.passing import ModelSizes, element_bytes, gathered_bytes, logit_bytes
 from roll.config.training import trims_heap
 
 __all__ = [

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
+from roll.config.activation_memory import element_bytes
 from roll.config.estimate import JudgeEngines, disk_use, num_quantized_parameters, sync_bytes
 from roll.config.generating import GeneratingConfig
-from roll.config.passing import element_bytes
 from roll.errors import ConfigError
+from roll.pipelines.colocation import offloads_colocated
 from roll.pipelines.engine_checks import check_engines
-from roll.pipelines.hand_over import offloads_colocated
 from roll.pipelines.online.check.estimate import (
     NOTHING_FURTHER,
     BatchArithmetic,

@@ -29,13 +29,13 @@ from typing import Any
 
 from roll.inference.vllm import child
 
-__all__ = ["Ahead", "ended_unless_used", "first_process_from", "process_ahead", "take"]
+__all__ = ["PreforkedProcess", "kill_unless_used", "process_ahead", "take", "use_preforked"]
 
 _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_", "GLIBC_", "LD_PRELOAD", "PYTHON")
 _PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 
 
-class Ahead:
+class PreforkedProcess:
     """A process that waits for its work.
 
     Args:
@@ -73,7 +73,7 @@ class Ahead:
         self.is_used = False
         """Whether the process has received its work."""
 
-    def fits(self, num_threads: int | None) -> bool:
+    def is_usable(self, num_threads: int | None) -> bool:
         """Return whether the process is alive and has the same settings as one started now."""
         return self.process.poll() is None and (num_threads, _settings()) == (self.num_threads, self._settings)
 
@@ -102,7 +102,7 @@ class _Started(Popen):
 
     method = "spawn"
 
-    def __init__(self, process_obj: Any, ahead: Ahead) -> None:
+    def __init__(self, process_obj: Any, ahead: PreforkedProcess) -> None:
         self._ahead = ahead
         super().__init__(process_obj)
 
@@ -135,7 +135,7 @@ class _Started(Popen):
 class _Process(SpawnProcess):
     """A process that takes over a prepared one when `multiprocessing` starts it."""
 
-    ahead: Ahead | None = None
+    ahead: PreforkedProcess | None = None
 
     def run(self) -> None:
         """Run in the child process."""
@@ -159,9 +159,9 @@ class _Process(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    def __init__(self, ahead: Ahead) -> None:
+    def __init__(self, ahead: PreforkedProcess) -> None:
         super().__init__()
-        self._ahead: Ahead | None = ahead
+        self._ahead: PreforkedProcess | None = ahead
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
         """Return the prepared process at the first call, and ordinary ones later."""
@@ -174,7 +174,7 @@ class _Context(SpawnContext):
 
 
 @contextmanager
-def ended_unless_used(ahead: Ahead | None) -> Generator[None]:
+def kill_unless_used(ahead: PreforkedProcess | None) -> Generator[None]:
     """Kill a prepared process after the body unless it was put to use."""
     try:
         yield
@@ -184,7 +184,7 @@ def ended_unless_used(ahead: Ahead | None) -> Generator[None]:
 
 
 @contextmanager
-def first_process_from(ahead: Ahead | None) -> Generator[None]:
+def use_preforked(ahead: PreforkedProcess | None) -> Generator[None]:
     """Make the next process that vLLM starts in this thread the prepared one.
 
     vLLM's start methods are `fork` and `spawn` only (`VLLM_WORKER_MULTIPROC_METHOD`). The patch can be removed once
@@ -204,7 +204,7 @@ def first_process_from(ahead: Ahead | None) -> Generator[None]:
 
 
 _lock = threading.Lock()
-_waiting: list[Ahead] = []
+_waiting: list[PreforkedProcess] = []
 
 
 @contextmanager
@@ -218,7 +218,7 @@ def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Gene
     Raises:
         OSError, ValueError: the process cannot be started, or `sys.path` cannot be passed on.
     """
-    ahead = Ahead(variables, num_threads)
+    ahead = PreforkedProcess(variables, num_threads)
     with _lock:
         _waiting.append(ahead)
     try:
@@ -232,10 +232,10 @@ def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Gene
             ahead.close()
 
 
-def take(num_threads: int | None) -> Ahead | None:
+def take(num_threads: int | None) -> PreforkedProcess | None:
     """Return a ready process for an engine with this number of threads, if any; the caller must use or close it."""
     with _lock:
-        found = next((ahead for ahead in _waiting if ahead.fits(num_threads)), None)
+        found = next((ahead for ahead in _waiting if ahead.is_usable(num_threads)), None)
         if found is not None:
             _waiting.remove(found)
     return found

@@ -22,7 +22,7 @@ from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import training_metrics
 from roll.pipelines.run import Run
-from roll.pipelines.supervised.measuring import held_out_metrics, merge_metrics
+from roll.pipelines.supervised.evaluation import held_out_metrics, merge_metrics
 from roll.pipelines.supervised.preparation import held_out_batch
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample

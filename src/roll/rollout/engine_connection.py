@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from roll.errors import EngineDiedError, InfraError
 from roll.protocols import InferenceEngine, PauseMode
-from roll.rollout.engine_pace import LOOK_S, HangDetector
+from roll.rollout.hang_detector import LOOK_S, HangDetector
 from roll.types import Generation, GenerationRequest
 
 __all__ = ["EngineConnection"]

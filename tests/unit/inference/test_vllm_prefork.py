@@ -16,9 +16,9 @@ import pytest
 
 from roll.errors import EngineDiedError
 from roll.inference import EngineSpec
-from roll.inference.vllm import ahead as module
 from roll.inference.vllm import child, launch
-from roll.inference.vllm.ahead import Ahead, _Context, process_ahead, take
+from roll.inference.vllm import prefork as module
+from roll.inference.vllm.prefork import PreforkedProcess, _Context, process_ahead, take
 
 LIGHT = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=%d, pipe_handle=%d)"
 NOTHING = "import sys; sys.exit(3)  # %d %d"
@@ -35,8 +35,8 @@ def imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def waiting() -> Iterator[Ahead]:
-    ahead = Ahead(variables(), None)
+def waiting() -> Iterator[PreforkedProcess]:
+    ahead = PreforkedProcess(variables(), None)
     yield ahead
     if ahead.process.poll() is None:
         ahead.close()
@@ -52,7 +52,7 @@ print("said in the log", flush=True)
 def test_vllm_prestart_it_runs_what_it_is_given_with_the_environment_and_the_log_of_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = Ahead({**variables(), "ONLY_THEN": "yes"}, None)
+    waiting = PreforkedProcess({**variables(), "ONLY_THEN": "yes"}, None)
     found, log = tmp_path / "found", tmp_path / "log"
     monkeypatch.setenv("SET_LATER", "yes")
     monkeypatch.setenv(child.LOG, str(log))
@@ -65,7 +65,7 @@ def test_vllm_prestart_it_runs_what_it_is_given_with_the_environment_and_the_log
     assert log.read_text() == "said in the log\n"
 
 
-def test_vllm_prestart_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: Ahead) -> None:
+def test_vllm_prestart_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: PreforkedProcess) -> None:
     context = _Context(waiting)
     first = context.Process(target=os.getpid)
     second = context.Process(target=os.getpid)
@@ -85,7 +85,7 @@ def test_vllm_prestart_one_that_has_named_itself_ends_with_its_launch(
     os.mkfifo(named)
     naming = f"from setproctitle import setproctitle; setproctitle('new'); open({str(named)!r}, 'w').close(); "
     monkeypatch.setattr(module, "_PROGRAM", naming + LIGHT)
-    ahead = Ahead(launch._variables("its launch", None, Path(os.devnull), cpu=True), None)
+    ahead = PreforkedProcess(launch._variables("its launch", None, Path(os.devnull), cpu=True), None)
     named.read_text()  # once it has its name
     launch.end_launch("another")
     assert ahead.process.poll() is None
@@ -94,7 +94,9 @@ def test_vllm_prestart_one_that_has_named_itself_ends_with_its_launch(
     ahead.close_pipes()
 
 
-def test_vllm_prestart_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(waiting: Ahead) -> None:
+def test_vllm_prestart_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(
+    waiting: PreforkedProcess,
+) -> None:
     process = _Context(waiting).Process(target=signal.pause)
     process.start()
     assert process.is_alive()
@@ -143,7 +145,9 @@ def test_vllm_prestart_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyP
         assert take(None) is None
 
 
-def test_vllm_prestart_one_that_dies_before_it_has_heard_all_is_spawned_anew(tmp_path: Path, waiting: Ahead) -> None:
+def test_vllm_prestart_one_that_dies_before_it_has_heard_all_is_spawned_anew(
+    tmp_path: Path, waiting: PreforkedProcess
+) -> None:
     found = tmp_path / "found"
     more_than_a_pipe_holds = "#" * 2**20
     process = _Context(waiting).Process(target=exec, args=(SAY.format(found=str(found)) + more_than_a_pipe_holds,))
@@ -156,7 +160,7 @@ def test_vllm_prestart_one_that_dies_before_it_has_heard_all_is_spawned_anew(tmp
     assert not waiting.is_used
 
 
-def test_vllm_prestart_what_a_process_must_inherit_goes_to_one_that_is_spawned(waiting: Ahead) -> None:
+def test_vllm_prestart_what_a_process_must_inherit_goes_to_one_that_is_spawned(waiting: PreforkedProcess) -> None:
     receiver, sender = Pipe(duplex=False)
     process = _Context(waiting).Process(target=sender.send, args=("heard",))
     process.start()
@@ -175,7 +179,7 @@ def test_vllm_prestart_it_imports_what_this_process_would(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(module, "_PROGRAM", "import colorsys, found_nowhere_else; " + LIGHT)
-    waiting = Ahead(variables(), None)
+    waiting = PreforkedProcess(variables(), None)
     process = _Context(waiting).Process(target=os.getpid)
     process.start()
     process.join(30)
@@ -185,7 +189,7 @@ def test_vllm_prestart_it_imports_what_this_process_would(tmp_path: Path, monkey
 def test_vllm_prestart_what_is_on_the_path_and_no_text_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """As imports do."""
     monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
-    waiting = Ahead(variables(), None)
+    waiting = PreforkedProcess(variables(), None)
     process = _Context(waiting).Process(target=os.getpid)
     process.start()
     process.join(30)
@@ -209,7 +213,7 @@ def test_vllm_prestart_a_run_goes_on_without_one_where_no_process_can_be_told_th
     monkeypatch.setattr(sys, "path", [entry, *sys.path])
     resource_tracker.ensure_running()
     before = opened_pipes()
-    with launch.engine_ahead(None):
+    with launch.prestart_engine(None):
         assert take(None) is None
     assert opened_pipes() <= before  # what earlier tests left may be closed meanwhile
 
@@ -232,12 +236,12 @@ def test_vllm_prestart_a_variable_without_a_name_stays_as_it_was_inherited() -> 
 
 ORPHANED = """
 import os, signal, sys
-from roll.inference.vllm import ahead, child
-ahead._PROGRAM = (
+from roll.inference.vllm import prefork, child
+prefork._PROGRAM = (
     "from roll.inference.vllm import child; child._IMPORTED_AHEAD = (); child.PARENT_POLL_S = 0.01; "
     "child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 )
-waiting = ahead.Ahead({child.OWNER: str(os.getpid()), child.LAUNCH: "a", child.LOG: os.devnull}, None)
+waiting = prefork.PreforkedProcess({child.OWNER: str(os.getpid()), child.LAUNCH: "a", child.LOG: os.devnull}, None)
 if os.fork():
     os.kill(os.getpid(), signal.SIGKILL)
 signal.alarm(20)
@@ -254,10 +258,10 @@ def test_vllm_prestart_it_ends_with_its_owner_also_where_another_process_holds_t
 TRACKED = """
 import os, psutil
 from multiprocessing import resource_tracker
-from roll.inference.vllm import ahead, launch
-ahead._PROGRAM = "pass  # %d %d"
+from roll.inference.vllm import prefork, launch
+prefork._PROGRAM = "pass  # %d %d"
 launch.is_cpu_build = lambda: True
-with launch.engine_ahead(None):
+with launch.prestart_engine(None):
     tracker = psutil.Process(resource_tracker._resource_tracker._pid)
     print(tracker.environ().get("PYTHONWARNINGS"), os.environ.get("PYTHONWARNINGS"))
 """
@@ -278,7 +282,7 @@ def test_vllm_prestart_a_run_goes_on_without_one_where_none_can_be_started(monke
     monkeypatch.setattr(module.subprocess, "Popen", refuse)
     resource_tracker.ensure_running()
     before = opened_pipes()
-    with launch.engine_ahead(None):
+    with launch.prestart_engine(None):
         assert take(None) is None
     assert opened_pipes() <= before  # what earlier tests left may be closed meanwhile
     assert launch._starting.acquire(blocking=False)
@@ -289,7 +293,7 @@ def test_vllm_prestart_there_is_none_while_another_engine_starts_whose_environme
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
-    with launch._starting, launch.engine_ahead(None):
+    with launch._starting, launch.prestart_engine(None):
         assert module._waiting == []
 
 
@@ -297,14 +301,18 @@ def spec(log: Path) -> EngineSpec:
     return EngineSpec(engine_id="e", kind="vllm", model_path="none", max_context=8, log_path=log)
 
 
-def test_vllm_prestart_a_start_that_fails_before_vllm_is_asked_ends_it(tmp_path: Path, waiting: Ahead) -> None:
+def test_vllm_prestart_a_start_that_fails_before_vllm_is_asked_ends_it(
+    tmp_path: Path, waiting: PreforkedProcess
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         launch.launch(spec(tmp_path / "file" / "log"), waiting.name, waiting)
     assert waiting.process.returncode == -signal.SIGKILL
 
 
-def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(tmp_path: Path, waiting: Ahead) -> None:
+def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(
+    tmp_path: Path, waiting: PreforkedProcess
+) -> None:
     launch.end_launch(waiting.name)
     with pytest.raises(EngineDiedError, match="cancelled"):
         launch.launch(spec(tmp_path / "log"), waiting.name, waiting)

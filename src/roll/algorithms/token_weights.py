@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescaled_weights
+from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescale_weights
 from roll.algorithms.episodes import LARGEST, Episode, Float64Array
 from roll.algorithms.kl import kl_per_token
 from roll.algorithms.returns import chunk_returns, per_token, turn_returns
-from roll.algorithms.rewards import is_whole, outcomes_of
+from roll.algorithms.rewards import is_whole, normalize_outcomes
 from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError, one_line_error, raised_at
@@ -59,20 +59,20 @@ def compute_token_weights(
     found = _estimate(episodes, selection, algorithm)
     spreads = _after_prompt([_deviation(given) for given in zip(*values, strict=True)], own)
     masks = [episode.mask for episode in episodes[:num_own]]
-    agreed = _smallest(spreads, masks, algorithm.critic.drop_agreed)
-    divergent = _smallest([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
+    agreed = _smallest_mask(spreads, masks, algorithm.critic.drop_agreed)
+    divergent = _smallest_mask([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
     factors = _factors(episodes[:num_own], selection.accuracies, algorithm)
     weights: list[dict[str, Any]] = []
     for i, rollout in enumerate(own):
         advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
-        parts: dict[str, list[Any]] = {"advantages": _aligned(advantages * factors[i], rollout)}
+        parts: dict[str, list[Any]] = {"advantages": _split_by_sample(advantages * factors[i], rollout)}
         if found.returns:
-            parts["returns"] = _aligned(found.returns[i], rollout)
+            parts["returns"] = _split_by_sample(found.returns[i], rollout)
         if divergent:
-            parts["entropy_mask"] = [mask.astype(np.bool_) for mask in _aligned(~divergent[i], rollout)]
+            parts["entropy_mask"] = [mask.astype(np.bool_) for mask in _split_by_sample(~divergent[i], rollout)]
         weights += _rows(parts)
     for rollout, shown in zip(rollouts[num_own:], selection.demonstrations, strict=True):
-        weights += _rows({"advantages": _aligned(_imitation(shown.episode, algorithm), rollout)})
+        weights += _rows({"advantages": _split_by_sample(_imitation(shown.episode, algorithm), rollout)})
     for i, weight in enumerate(weights):
         weight |= {name: column[i] for name, column in columns.items()}
         if said and not samples[i].expert:
@@ -144,7 +144,7 @@ def _mean(of_critics: Sequence[FloatArray]) -> FloatArray:
     return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
-def _aligned(answer: Any, rollout: Sequence[TrainingSample]) -> list[FloatArray]:
+def _split_by_sample(answer: Any, rollout: Sequence[TrainingSample]) -> list[FloatArray]:
     """Split an array [T] into one array [L] per sample of the rollout, with zeros on each sample's context."""
     ends = np.cumsum([len(sample) - sample.prefix_length for sample in rollout])
     parts = np.split(np.asarray(answer, np.float32), ends[:-1])
@@ -178,7 +178,7 @@ def _estimate(everyone: list[Episode], selection: Selection, algorithm: Algorith
         return _own_estimate(function, settings.function, everyone[:num])
     penalised = is_whole(algorithm) and settings.mean != "greedy" and any(e.token_rewards is not None for e in everyone)
     if penalised:
-        outcomes, _ = outcomes_of(everyone, algorithm)
+        outcomes, _ = normalize_outcomes(everyone, algorithm)
     if settings.estimator == "gae":  # only trained rollouts have critic values
         everyone, outcomes = everyone[:num], outcomes[:num]
     own = settings.model_dump(exclude={"mean", "per_domain", "function"})
@@ -208,7 +208,7 @@ def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episod
     return Estimate(advantages=advantages)
 
 
-def _smallest(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
+def _smallest_mask(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
     """Return a mask of the tokens with the smallest share of values; an empty list if the share is 0."""
     return drop_smallest(values, masks, share) if share > 0 and values else []
 
@@ -218,8 +218,8 @@ def _factors(episodes: Sequence[Episode], accuracies: Mapping[int, float], algor
     factors = np.ones(len(episodes))
     if algorithm.weights.difficulty:
         solved = np.array([accuracies[episode.group] for episode in episodes])
-        factors *= rescaled_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
+        factors *= rescale_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
     if algorithm.weights.length and len(factors):
         lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
-        factors *= rescaled_weights(1.5 - lengths / max(lengths.max(), 1.0))
+        factors *= rescale_weights(1.5 - lengths / max(lengths.max(), 1.0))
     return factors

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from roll.pipelines.colocation import SharedDevices
 from roll.pipelines.generation import Generation
-from roll.pipelines.hand_over import SharedDevices
 from roll.pipelines.run import Run, run_session
 from roll.rollout import AsyncController, SamplingPlan
 from roll.rollout.watchdog import Watchdog

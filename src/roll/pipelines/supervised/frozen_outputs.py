@@ -18,9 +18,9 @@ from typing import Any
 from roll.cluster.base import Cluster
 from roll.models.fingerprint import model_fingerprint
 from roll.pipelines.run import Session, restore_state
-from roll.pipelines.supervised.course import next_draws, render_draws
-from roll.pipelines.supervised.kept import OutputStore, Rows
+from roll.pipelines.supervised.output_store import OutputStore, Rows
 from roll.pipelines.supervised.preparation import Prepared
+from roll.pipelines.supervised.supervised_run import next_draws, render_draws
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from roll.algorithms.episodes import Episode, Float64Array, concatenated
+from roll.algorithms.episodes import Episode, Float64Array, concatenate
 
 __all__ = [
     "EPSILON",
@@ -24,9 +24,9 @@ __all__ = [
     "Scope",
     "has_zero_variance",
     "indices_by_key",
-    "normalised",
-    "standardised",
-    "whitened",
+    "normalize_rewards",
+    "standardize_by_group",
+    "whiten_values",
 ]
 
 Scope: TypeAlias = Literal["none", "group", "batch", "running"]
@@ -55,7 +55,7 @@ class Moments:
     mean: float = 0.0
     squares: float = 0.0
 
-    def including(self, values: Float64Array) -> Moments:
+    def with_values(self, values: Float64Array) -> Moments:
         """Return the moments with more values included."""
         if not len(values):
             return self
@@ -80,7 +80,7 @@ class Moments:
         return cls(int(value[0]), float(value[1]), float(value[2]))
 
 
-def _centre(values: Float64Array) -> float:
+def _center(values: Float64Array) -> float:
     """Return the mean; exactly the common value if all values are equal, without a rounding error."""
     return float(values[0]) if np.ptp(values) == 0 else float(np.mean(values))
 
@@ -90,7 +90,7 @@ def _spread(values: Float64Array) -> float:
     return 0.0 if len(values) < 2 or np.ptp(values) == 0 else float(np.std(values, ddof=1))
 
 
-def normalised(
+def normalize_rewards(
     episodes: Sequence[Episode],
     rewards: Float64Array,
     *,
@@ -130,13 +130,13 @@ def normalised(
     by_domain, by_group = indices_by_key(domains), indices_by_key([episode.group for episode in episodes])
     sizes = np.array([_size(e, reward) for e, reward in zip(episodes, rewards, strict=True)], dtype=np.float64)
     for domain, index in by_domain.items():
-        moments[domain] = moments.get(domain, Moments()).including(rewards[index])
+        moments[domain] = moments.get(domain, Moments()).with_values(rewards[index])
     result = rewards.astype(np.float64, copy=True)
     for group, index in by_group.items():
         own, domain = rewards[index], domains[index[0]]
         scopes = {"group": own, "batch": rewards[by_domain[domain]]}
         if mean in scopes:
-            result[index] -= _centre(scopes[mean])
+            result[index] -= _center(scopes[mean])
         elif mean == "running":
             result[index] -= moments[domain].mean
         elif mean != "none":
@@ -153,14 +153,14 @@ def _size(episode: Episode, reward: float) -> float:
     return abs(float(reward)) + sum(abs(turn) for turn in episode.turn_rewards)
 
 
-def standardised(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
+def standardize_by_group(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
     """Compute (reward - mean) / (std + epsilon) within each group (GRPO), shape [n]; 0 if a group's rewards are all
     equal.
     """
     result = rewards.copy()
     for index in indices_by_key(groups).values():
         own = rewards[index]
-        result[index] = (own - _centre(own)) / (_spread(own) + EPSILON)
+        result[index] = (own - _center(own)) / (_spread(own) + EPSILON)
     return result
 
 
@@ -186,15 +186,15 @@ def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array,
     return np.array(greedy, dtype=np.float64)
 
 
-def whitened(values: Sequence[Float64Array], epsilon: float = WHITENING_EPSILON) -> list[Float64Array]:
+def whiten_values(values: Sequence[Float64Array], epsilon: float = WHITENING_EPSILON) -> list[Float64Array]:
     """Compute (x - mean) / sqrt(variance + epsilon) over all entries of all arrays; a single entry stays unchanged.
 
     The result has mean 0 and population deviation 1, unless the entries differ by less than about 1e-4: such
     differences are noise, and stay small.
     """
-    together = concatenated(values)
+    together = concatenate(values)
     if len(together) < 2:
         return [array.copy() for array in values]
-    centre = _centre(together)
+    centre = _center(together)
     spread = float(np.sqrt(np.var(together) + epsilon))
     return [(array - centre) / spread for array in values]
