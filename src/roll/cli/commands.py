@@ -259,7 +259,7 @@ def plan(source: str, device_name: str | None, num_devices: int | None, override
 @roll.command()
 @click.argument("source", metavar="RUN|CHECKPOINT", shell_complete=directories)
 @click.argument("target", metavar="DIR", shell_complete=directories)
-@click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft, in place of the merged model.")
+@click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft instead of the merged model.")
 @click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Then upload DIR to the Hugging Face hub.")
 @click.option("--public", is_flag=True, help="Let everybody see a repository that --to-hub makes.")
 def export(source: str, target: str, adapter: bool, repository: str | None, public: bool) -> None:

@@ -179,7 +179,7 @@ def rollout(
 def check(id: str, options: tuple[str, ...], seeds: int) -> int:
     """Check that an environment keeps the protocol: ID, or every environment in FILE.
 
-    Names each rule that is broken, and how to mend it. Exits with code 1 if training would suffer.
+    Names each rule that is broken, and how to fix it. Exits with code 1 if training would suffer.
     """
     from roll.envs.conformance import check as find
 

@@ -13,7 +13,7 @@ __all__ = ["chat", "compare", "view"]
 @click.argument("run", metavar="RUN")
 @click.option("--filter", "-f", "filters", metavar="TEXT", default="", help="Show only these rollouts: see below.")
 @click.option("--sort", "-s", metavar="[-]COLUMN", default="", help="Sort by this column; with - from high to low.")
-@click.option("--plain", is_flag=True, help="Print a table, in place of the full screen.")
+@click.option("--plain", is_flag=True, help="Print a table instead of the full screen.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Rows of --plain.")
 def view(run: str, filters: str, sort: str, plain: bool, limit: int) -> None:
     """Read the rollouts of RUN in the terminal, also of one that is training, also over ssh.
@@ -54,10 +54,10 @@ def chat(
 
     \b
     roll chat runs/x                                            the newest checkpoint of a run
-    roll chat runs/x --base                                     beside the model that it began with
+    roll chat runs/x --base                                     next to the model that it started from
     roll chat runs/x/checkpoints/step-000020 runs/x model/dir   each with a conversation of its own
 
-    /help lists what can be typed besides messages; Ctrl-C ends an answer, Ctrl-D leaves. Where the input is no
+    /help lists the commands; Ctrl-C ends an answer, Ctrl-D leaves. Where the input is no
     terminal, each of its lines is a message, and only the answers are printed.
     """
     from roll.cli.chatting import SamplingOptions, talk
@@ -73,7 +73,7 @@ def chat(
 @click.option("--metrics", "-m", metavar="PATTERN", multiple=True, help="Compare these metrics, such as 'agreement/*'.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def compare(runs: tuple[str, ...], metrics: tuple[str, ...], as_json: bool) -> None:
-    """Compare runs: what their configurations differ in, what they learnt, and what it cost.
+    """Compare runs: what their configurations differ in, what they learned, and what it cost.
 
     Also of runs that are training, or were interrupted. Metrics are means of the last five steps that both have.
     """

@@ -86,13 +86,13 @@ def _off_policy(known: Known) -> Answer:
         text = "Nothing is generated, so the question does not arise."
         return Answer(id="off_policy", question=question, text=text)
     if most == 0:
-        text = "No: every answer was written by the policy that learnt from it."
+        text = "No: every answer was written by the policy that was trained on it."
         tone = "good"
     else:
         bound = math.ceil(known.number("rollout.scheduling.async_ratio") or 0)
         text = (
             f"By at most {most:.0f} update{'' if most == 1 else 's'}, {mean or 0:.2f} on average; the async ratio "
-            f"allows {bound}. Each token is weighed by what its own policy said of it."
+            f"allows {bound}. Each token is weighted by the probability that its own policy reported for it."
         )
         tone = "good" if most <= bound else "bad"
         links.insert(0, link("stale answers", "rollouts", staleness_min=1, sort="staleness", desc=1))

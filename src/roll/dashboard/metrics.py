@@ -71,7 +71,7 @@ class Metrics:
 
     def __init__(self, inside: Inside) -> None:
         self._tail = Tail(inside, "metrics.jsonl")
-        self.beside = False
+        self.is_asynchronous = False
         """Whether evaluations run concurrently with steps, so that their time is not part of the run's."""
         self.problem = ""
         self._clear()
@@ -109,7 +109,7 @@ class Metrics:
             self._left_out += 1
             return
         spent = _number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
-        if 0 < spent < _LONGEST_STEP_S and not (self.beside and kind == "eval"):
+        if 0 < spent < _LONGEST_STEP_S and not (self.is_asynchronous and kind == "eval"):
             self._elapsed_s += spent
         self.tables[kind].add(step, self._elapsed_s, rename_metrics(row))
 

@@ -153,7 +153,7 @@ def _why(name: str, settings: Mapping[str, Any], seen: bool) -> str:
     if name in ("logprob", "policy_version"):
         return "the file of rollouts does not hold it"
     if settings.get("kind") == "eval":
-        return "nothing is learnt from rollouts of evaluations: the trainer never saw it"
+        return "rollouts of evaluations are not trained on: the trainer never received this one"
     recorded = settings.get("tracking.token_columns")
     if recorded is None:
         return "the run was made before tracking.token_columns"

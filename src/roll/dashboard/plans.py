@@ -36,7 +36,7 @@ def plans(inside: Inside, path: str) -> dict[str, Any]:
     if items:
         return {"items": items}
     return {
-        "problem": f"Nothing was planned or simulated beside this run. `roll simulate --calibrate {path}` fits the "
+        "problem": f"This run has no plan and no simulation. `roll simulate --calibrate {path}` fits the "
         "simulator to it and writes calibration/workload.yaml; `roll simulate` of that with "
         f"`output_dir={path} name=simulation`, or `roll plan … > {path}/plan.txt`, is then shown here."
     }

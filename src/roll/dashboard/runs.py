@@ -69,7 +69,7 @@ class Run:
     def refresh(self) -> None:
         """Read changes of settings and metrics."""
         self.settings.refresh()
-        self.metrics.beside = bool(self.settings.number_of("rollout.scheduling.async_ratio"))
+        self.metrics.is_asynchronous = bool(self.settings.number_of("rollout.scheduling.async_ratio"))
         self.metrics.refresh()
 
     @contextlib.contextmanager

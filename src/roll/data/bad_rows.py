@@ -36,7 +36,7 @@ class BadRows:
         """Record one row by its error."""
         self.add(error.reason if isinstance(error, BadRow) else "unreadable", str(error))
 
-    def lines(self, domain: str, use: str = "learnt from") -> Iterator[str]:
+    def lines(self, domain: str, use: str = "learned from") -> Iterator[str]:
         """Yield one line for each reason and for each row that is shown.
 
         Args:

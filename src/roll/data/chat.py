@@ -218,7 +218,7 @@ class ChatRenderer:
         if turns and not mask.any():
             raise DataError(
                 "the model's chat template marks no token of the assistant's answers as generated "
-                "(`{% generation %}`), so nothing would be learnt: correct its marks, or remove all of them."
+                "(`{% generation %}`), so no token would be trained: correct its marks, or remove all of them."
             )
         return ids, mask
 
@@ -259,16 +259,16 @@ class ChatRenderer:
     def _without_template(self, messages: Sequence[Message], places: Sequence[int]) -> tuple[IntArray, BoolArray]:
         """Return token IDs and loss mask without a template: texts joined as `render`, `answer` and `follow_up` do."""
         ids: list[IntArray] = []
-        learnt: list[bool] = []
+        is_trained: list[bool] = []
         first = next(i for i, message in enumerate(messages) if message.role == "assistant")
         ids.append(self.render(messages[:first]))
-        learnt.append(False)
+        is_trained.append(False)
         for i in range(first, len(messages)):
             answers = messages[i].role == "assistant"
             content = messages[i].text
             ids.append(self.answer(content) if answers else self.follow_up(content))
-            learnt.append(i in places)
-        mask = np.repeat(learnt, [len(part) for part in ids])
+            is_trained.append(i in places)
+        mask = np.repeat(is_trained, [len(part) for part in ids])
         mask[:1] = False
         return np.concatenate(ids), mask
 

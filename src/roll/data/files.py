@@ -59,10 +59,10 @@ def _missing(path: Path) -> str:
             f"data file '{path}' does not exist, nor does its directory{search_directory_note(path)}: check the path."
         )
     try:
-        beside = [entry.name for entry in path.parent.iterdir()]
+        siblings = [entry.name for entry in path.parent.iterdir()]
     except OSError:
-        beside = []
-    return f"data file '{path}' does not exist{search_directory_note(path)}.{did_you_mean(path.name, beside)}"
+        siblings = []
+    return f"data file '{path}' does not exist{search_directory_note(path)}.{did_you_mean(path.name, siblings)}"
 
 
 class JsonlTable:

@@ -1,6 +1,6 @@
 """Check that a chat template shows all of its input, so that no part of a conversation is dropped silently.
 
-A template leaves out fields that it does not read, without an error. So each field of a message besides its role and
+A template leaves out fields that it does not read, without an error. So each field of a message other than its role and
 content is compared with a rendering without it.
 """
 

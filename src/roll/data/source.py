@@ -103,7 +103,7 @@ def content_of_message(message: Message) -> str:
 
 
 def content_of_rest(tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the inputs of a chat template besides messages, if any."""
+    """Yield the inputs of a chat template other than messages, if any."""
     if tools:
         yield _as_json(list(map(dict, tools)))
     if template_kwargs:

@@ -1,6 +1,6 @@
 """Atomic writes: a crash at any time leaves either the old file or the complete new one; and durable appends.
 
-    temporary file beside the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
+    temporary file next to the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
 
 Invariants: the target never holds part of the new content; when a function returns, the content survives power loss;
 files that a crash leaves behind start with `.` and end with `.tmp`, and `remove_leftovers` deletes them.
@@ -136,10 +136,10 @@ def replace_directory(temporary: Path, final: Path) -> None:
         sync(final.parent)
         return
     if not _exchange(temporary, final):
-        aside = temporary_path(final)
-        os.rename(final, aside)
+        replaced = temporary_path(final)
+        os.rename(final, replaced)
         os.rename(temporary, final)
-        temporary = aside
+        temporary = replaced
     sync(final.parent)
     shutil.rmtree(temporary)
 

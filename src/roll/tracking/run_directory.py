@@ -33,7 +33,7 @@ _OF_STEPS = (
     *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
     "metrics.jsonl",
 )
-"""Files that the steps of a session write. The last one, if it exists, means that there are files to set aside."""
+"""Files that the steps of a session write. The last one, if it exists, means that there are files to move away."""
 
 
 class RunDirectory:

@@ -56,12 +56,12 @@ class TokenScreen(Screen[None]):
     def _read(self) -> None:
         try:
             rollout = self._row.file.rollout(self._row.number, tokens=True)
-            spelt, problem = _speller(self._directory)
+            decode, problem = _speller(self._directory)
         except RollError as error:
             self.app.call_from_thread(self._show, [], str(error))
             return
         ids = rollout.get("token_ids") or []
-        lines = token_lines(rollout, spelt)
+        lines = token_lines(rollout, decode)
         said = f"{len(ids)} tokens" + (f", the first {MOST_TOKENS} of them" if len(ids) > MOST_TOKENS else "")
         self.app.call_from_thread(self._show, lines, f"{said}. {problem}")
 
@@ -72,7 +72,7 @@ class TokenScreen(Screen[None]):
         self.query_one("#about", Static).update(Text(printable(about)))
 
 
-def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[list[Text]]:
+def token_lines(rollout: dict[str, Any], decode: Callable[[int], str]) -> list[list[Text]]:
     """Return the cells of each token, for the first `MOST_TOKENS`."""
     ids = (rollout.get("token_ids") or [])[:MOST_TOKENS]
     logprobs, versions = rollout.get("logprobs") or [], rollout.get("policy_versions") or []
@@ -81,7 +81,7 @@ def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[li
         logprob = _number(logprobs, place)
         share = math.exp(min(0.0, logprob)) if logprob == logprob else math.nan
         style = "bold red" if share < 0.05 else "yellow" if share < 0.5 else ""
-        text = printable(spelt(token)).replace("\n", "⏎").replace("\t", "⇥")
+        text = printable(decode(token)).replace("\n", "⏎").replace("\t", "⇥")
         lines.append(
             [
                 Text(str(place), style="dim"),

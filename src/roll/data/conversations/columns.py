@@ -1,4 +1,4 @@
-"""Columns of a row besides its messages: a system message, tools, earlier turns, arguments of the chat template."""
+"""Columns of a row other than its messages: a system message, tools, earlier turns, arguments of the chat template."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ class RowContext:
         if not self.says_nothing:
             raise BadRow(
                 "text with a system message or tools",
-                f"{where}: a plain text is learnt as it is, and has no place for the row's system message, tools, "
+                f"{where}: a plain text is trained on as it is, and has no place for the row's system message, tools, "
                 "history or arguments of the chat template: give `messages`, or write them into the text.",
             )
 
 
 def read_context(row: RowView, config: ConversationColumns, where: str) -> RowContext:
-    """Return the parts of a row besides its messages.
+    """Return the parts of a row other than its messages.
 
     Raises:
         BadRow: A column is of another type.

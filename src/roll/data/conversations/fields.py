@@ -61,18 +61,18 @@ class UnconsumedMedia(BadRow):
     Args:
         reason: See `BadRow`.
         found: The part with media, and its place.
-        mend: The remedy.
+        remedy: The remedy.
         pipeline: The pipeline's name; empty if unknown.
     """
 
-    def __init__(self, reason: str, found: str, mend: str, pipeline: str = "") -> None:
+    def __init__(self, reason: str, found: str, remedy: str, pipeline: str = "") -> None:
         by = f"pipeline '{pipeline}'" if pipeline else "this pipeline"
-        super().__init__(reason, f"{found}: pictures, sound and films are not consumed by {by} yet. {mend}")
-        self._found, self._mend = found, mend
+        super().__init__(reason, f"{found}: pictures, sound and films are not consumed by {by} yet. {remedy}")
+        self._found, self._remedy = found, remedy
 
     def by(self, pipeline: str) -> UnconsumedMedia:
         """Return the same error with the pipeline's name."""
-        return UnconsumedMedia(self.reason, self._found, self._mend, pipeline)
+        return UnconsumedMedia(self.reason, self._found, self._remedy, pipeline)
 
 
 def holds_media(value: Any) -> bool:
@@ -154,11 +154,11 @@ def refuse_unread(
         what = what.replace("field", "fields", 1).replace("column", "columns", 1)
     reason = f"unread {what}: {listed}"
     found = f"{where}: the {what} {listed} would not be read, and may change what the row means"
-    mend = "Remove it, or name it in `ignored_fields` to leave it unread."
+    remedy = "Remove it, or name it in `ignored_fields` to leave it unread."
     if not hint and (media or any(name in MEDIA for name in names)):
-        raise UnconsumedMedia(reason, found, mend)
+        raise UnconsumedMedia(reason, found, remedy)
     if not hint and names[0] in known:
         hint = " Another form of the row was read, or this pipeline learns from other columns."
     elif not hint and isinstance(names[0], str):
         hint = did_you_mean(names[0], [name for name in known if isinstance(name, str)])
-    raise BadRow(reason, f"{found}.{hint} {mend}")
+    raise BadRow(reason, f"{found}.{hint} {remedy}")

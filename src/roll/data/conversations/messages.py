@@ -73,8 +73,8 @@ class ReadMessages:
         marked = next((place for place, mark in self.marks.items() if mark), None)
         if marked is not None:
             raise BadRow(
-                "prompt to be learnt",
-                f"{where}: message {marked + 1} of the prompt is marked as to be learnt, but a prompt never is: give "
+                "prompt to be learned",
+                f"{where}: message {marked + 1} of the prompt is marked as to be learned, but a prompt never is: give "
                 "the conversation as `messages`, or remove the mark.",
             )
         return self.messages
@@ -211,19 +211,19 @@ def _mark(fields: Fields, role: str, where: str) -> bool | None:
     if weight is not None and (isinstance(weight, str | bool) or weight not in (0, 1)):
         raise BadRow(
             "message with a weight",
-            f"{where}: its `weight` must be 1 for an answer that is learnt or 0 for one that is not, got "
+            f"{where}: its `weight` must be 1 for an answer that is trained or 0 for one that is not, got "
             f"{short(weight)}.",
         )
     marks = {mark for mark in found.values() if mark is not None}
     marks |= {False} if weight is not None and not weight else set()
     if len(marks) > 1:
         said = ", ".join(f"`{name}`" for name, mark in found.items() if mark is not None)
-        raise BadRow("contradictory marks", f"{where}: its marks ({said}) say both that it is learnt and that not.")
+        raise BadRow("contradictory marks", f"{where}: its marks ({said}) contradict each other.")
     mark = next(iter(marks), None)
     if mark and role != "assistant":
         raise BadRow(
-            "message of others to be learnt",
-            f"{where}: the {role}'s message is marked as to be learnt, but only an assistant's is.",
+            "message of others to be learned",
+            f"{where}: the {role}'s message is marked as to be learned, but only an assistant's is.",
         )
     return mark
 

@@ -77,7 +77,7 @@ class Check:
             notes.append(
                 f"{self.num_rewritten:,} conversations{looked_at} have answers that the model's chat template changes "
                 "as the conversation goes on (some leave out earlier reasoning): these are context only, and the "
-                "later ones are learnt."
+                "later ones are trained."
             )
         return Report(
             bad=bad,

@@ -35,7 +35,7 @@ class RowReading:
         where: The row's place, for messages.
 
     Raises:
-        BadRow: A column besides the messages is malformed.
+        BadRow: A column other than the messages is malformed.
     """
 
     def __init__(self, row: RowView, config: ExampleColumns, where: str) -> None:
@@ -233,6 +233,6 @@ class RowReading:
             column(row, config.completion_key, where, "completion_key")  # raises with the missing column
         raise BadRow(
             "missing column",
-            f"{where}: no column says what is learnt. It has: {columns}. A row has `messages`, or `prompt` and "
+            f"{where}: no column has the text to train on. It has: {columns}. A row has `messages`, or `prompt` and "
             "`completion`, or `text`: set messages_key, completion_key or text_key to its name.",
         )

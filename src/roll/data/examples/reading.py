@@ -167,11 +167,11 @@ def _check_marks(conversation: Conversation, kind: ExampleKind, where: str) -> N
     """Check that an answer is left to train on, and that no judged answer is marked as context only."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained and conversation.untrained.issuperset(i for i in answers if i >= conversation.num_given):
-        raise BadRow("nothing to learn", f"{where}: every answer of it is marked as not to be learnt.")
+        raise BadRow("nothing to learn", f"{where}: every answer of it is marked as not to be learned.")
     if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):
         raise BadRow(
-            "judged answer that is not to be learnt",
-            f"{where}: an answer that is judged is marked as not to be learnt: remove the mark, or leave the row out.",
+            "judged answer that is not to be learned",
+            f"{where}: an answer that is judged is marked as not to be learned: remove the mark, or leave the row out.",
         )
 
 
@@ -181,7 +181,7 @@ def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conv
     if (chosen.text is None) != (rejected.text is None):
         raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
     if chosen == rejected:
-        raise BadRow("equal sides", f"{where}: both answers are the same, so nothing can be learnt from them.")
+        raise BadRow("equal sides", f"{where}: both answers are the same, so there is nothing to learn from them.")
     if chosen.text is not None and rejected.text is not None:
         if chosen.text[0] != rejected.text[0]:
             raise BadRow(

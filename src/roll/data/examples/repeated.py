@@ -93,7 +93,7 @@ def _is_rendering(text: str, conversation: Conversation) -> bool:
     """Return whether a text is the conversation in some template: its messages in order, with only headers between."""
     places = [place for place, character in enumerate(text) if not character.isspace()]
     squeezed, places = "".join(text.split()), [*places, len(text)]
-    known = _ROLES | _words_beside_contents(conversation)
+    known = _ROLES | _words_around_contents(conversation)
     position = 0
     for i, message in enumerate(conversation.messages):
         said = "".join(message.text.split())
@@ -122,13 +122,13 @@ def _is_header(text: str, known: frozenset[str]) -> bool:
     return all(word.casefold().strip("_") in known for word in _WORD.findall(text))
 
 
-def _words_beside_contents(conversation: Conversation) -> frozenset[str]:
+def _words_around_contents(conversation: Conversation) -> frozenset[str]:
     """Return the words of a conversation's calls, reasoning and tools, which templates write between its messages."""
-    beside = [
+    around = [
         {name: value for name, value in message.to_dict().items() if name not in ("role", "content")}
         for message in conversation.messages
     ]
-    if not any(beside) and not conversation.tools:
+    if not any(around) and not conversation.tools:
         return frozenset()
-    text = json.dumps([beside, list(conversation.tools)], ensure_ascii=False, default=str)
+    text = json.dumps([around, list(conversation.tools)], ensure_ascii=False, default=str)
     return frozenset(word.casefold().strip("_") for word in _WORD.findall(text))

@@ -83,7 +83,8 @@ class GuardedSink:
             why = f"no answer in {open_limit_s:g} s" if late else _in_a_line(error).rstrip(".")
             raise ConfigError(
                 f"tracking.{name}: it could not be started ({why}). "
-                f"Mend that, or go without: `tracking.{name}={'false' if name == 'tensorboard' else 'null'}`."
+                "Fix the cause, or turn the tracker off: "
+                f"`tracking.{name}={'false' if name == 'tensorboard' else 'null'}`."
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -122,7 +122,7 @@ def test_conversation_row_sft_rows_with_marked_messages_learn_only_the_others(
     ("listed", "reason"),
     [
         ([USER, {**ANSWER, "train": False}], "nothing to learn"),
-        ([{**USER, "train": True}, ANSWER], "message of others to be learnt"),
+        ([{**USER, "train": True}, ANSWER], "message of others to be learned"),
         ([USER, {**ANSWER, "train": True, "masked": True}], "contradictory marks"),
         ([USER, {**ANSWER, "train": "yes"}], "wrong type"),
         ([USER, {**ANSWER, "loss": 0.53}], "wrong type"),
@@ -263,7 +263,7 @@ def test_conversation_row_sft_rows_with_a_system_column_begin_with_it(
         assert whole(plain, {**form, column: "You are a pirate."}, system_prompt="Not this.") == expected
     with pytest.raises(DataError, match="1 × two system messages"):
         row_examples(plain, [messages(told, USER, ANSWER, **{column: "Be brief."})])
-    with pytest.raises(DataError, match="a plain text is learnt as it is, and has no place for"):
+    with pytest.raises(DataError, match="a plain text is trained on as it is, and has no place for"):
         row_examples(plain, [{"text": "abc", column: "Be brief."}])
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", column: "You are a pirate."}
     assert whole(plain, pair, "pair")[0] == expected[0]
@@ -345,7 +345,7 @@ def test_conversation_row_preference_rows_whose_judged_answers_are_marked_are_re
     with pytest.raises(DataError, match="nothing to learn"):
         row_examples(plain, [row], "pair")
     row["chosen"] += AGAIN
-    with pytest.raises(DataError, match=r"judged answer that is not to be learnt\n.*remove the mark"):
+    with pytest.raises(DataError, match=r"judged answer that is not to be learned\n.*remove the mark"):
         row_examples(plain, [row], "pair")
     given = [USER, {**ANSWER, "train": False}, AGAIN[0]]  # earlier turns may be marked
     pair = {"chosen": [*given, AGAIN[1]], "rejected": [*given, {**AGAIN[1], "content": "c"}]}

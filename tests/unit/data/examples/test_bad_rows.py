@@ -64,7 +64,7 @@ def messages(*listed: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
-    ("supervised", {"question": "a"}, "missing column", "no column says what is learnt. It has: 'question'."),
+    ("supervised", {"question": "a"}, "missing column", "no column has the text to train on. It has: 'question'."),
     ("supervised", {"prompt": "a"}, "missing column", "there is no column 'completion'"),
     ("supervised", {"completion": "a"}, "missing column", "there is no column 'prompt'"),
     ("supervised", {"messages": "a"}, "wrong type", "column 'messages' must be text or a list of chat messages"),
@@ -171,7 +171,7 @@ def test_examples_bad_row_a_bad_row_is_named_with_its_line_and_what_is_wrong(
     with pytest.raises(DataError) as caught:
         world.examples([GOOD[kind], row], kind)
     first, second, third, last = str(caught.value).splitlines()
-    assert first == "1 of 2 rows of data source 'file' cannot be learnt from:"
+    assert first == "1 of 2 rows of data source 'file' cannot be learned from:"
     assert second == f"  1 × {reason}"
     assert third.startswith(f"    '{world.path}', line 2") and words in third
     assert last == "Correct them, or leave them out with `on_bad_row: skip`."
@@ -184,7 +184,7 @@ def test_examples_bad_row_a_few_of_each_reason_are_shown(world: World) -> None:
     with pytest.raises(DataError) as caught:
         world.examples([GOOD["supervised"], *[empty] * 5, other], "supervised")
     said = str(caught.value)
-    assert said.startswith("6 of 7 rows of data source 'file' cannot be learnt from:\n  5 × empty answer\n")
+    assert said.startswith("6 of 7 rows of data source 'file' cannot be learned from:\n  5 × empty answer\n")
     assert said.count("is empty: fill it in") == 3 and "\n  1 × missing column\n" in said
 
 
@@ -192,7 +192,7 @@ def test_examples_bad_row_what_is_left_out_is_said(world: World, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         world.examples([GOOD["supervised"], {"x": 1}], "supervised", on_bad_row="skip")
     (record,) = caplog.records
-    assert record.getMessage().startswith("1 of 2 rows of data source 'file' cannot be learnt from:\n  1 × missing")
+    assert record.getMessage().startswith("1 of 2 rows of data source 'file' cannot be learned from:\n  1 × missing")
     assert record.getMessage().endswith("They are left out.")
 
 

@@ -134,7 +134,7 @@ def test_examples_hostile_any_row_is_an_example_or_a_named_mistake(
         examples = build_examples([entry], kind, tokenizer, 0, max_tokens, score_at_end=kind == "scored")
     except DataError as error:
         first, reason, *_ = str(error).splitlines()
-        assert first == "1 of 1 rows of data source 'python' cannot be learnt from:"
+        assert first == "1 of 1 rows of data source 'python' cannot be learned from:"
         assert re.fullmatch(f"  1 × ({REASONS})", reason) and len(str(error)) < 1500
     else:
         samples = examples.samples(examples.train.draw(1)[0])
