@@ -18,7 +18,7 @@ from roll.config.load import load_config
 from roll.config.simulation import load_simulation
 from roll.dashboard.metrics import Metrics
 from roll.tracking.metrics_file import read_metrics
-from roll.tracking.reading.files import Inside as SafeDirectory
+from roll.tracking.reading.files import SafeDirectory as SafeDirectory
 
 RUNS = ("rlvr", "agentic")
 RENAMED = "older_names.tar.xz"

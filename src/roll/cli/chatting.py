@@ -83,7 +83,7 @@ def talk(sources: Sequence[str], manner: SamplingOptions, *, with_base: bool) ->
         speakers: list[_Speaker] = []
         try:
             for name in names:
-                speakers.append(runner.run(_opened(name, manner)))
+                speakers.append(runner.run(_open_speaker(name, manner)))
             _Conversation(runner, speakers, manner).run()
         finally:
             for speaker in speakers:
@@ -105,7 +105,7 @@ def _base_of(source: str) -> str:
     return found
 
 
-async def _opened(name: str, manner: SamplingOptions) -> _Speaker:
+async def _open_speaker(name: str, manner: SamplingOptions) -> _Speaker:
     from roll.data import ChatRenderer
     from roll.inference.hf import HFEngine
     from roll.inference.spec import EngineSpec

@@ -25,13 +25,13 @@ from rich.text import Text
 from roll.config.document import read
 from roll.config.renamed import rename_config, rename_metric
 from roll.errors import RunDirectoryError, UserError
-from roll.tracking import RunDirectory, Summary, look_at_metrics
-from roll.tracking.reading.files import Inside, from_json
-from roll.tracking.sinks.base import flattened
-from roll.tracking.summary import summarise
-from roll.tracking.visible import shortened
+from roll.tracking import RunDirectory, Summary, read_untrusted_metrics
+from roll.tracking.reading.files import SafeDirectory, from_json
+from roll.tracking.sinks.base import flatten
+from roll.tracking.summary import summarize
+from roll.tracking.visible import shorten
 
-__all__ = ["compared"]
+__all__ = ["compare_runs"]
 
 RECENT_STEPS = 5
 _LARGEST_SUMMARY = 2**20
@@ -42,7 +42,7 @@ _ABSENT = "–"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Compared:
+class _ComparedRun:
     """The data of a run for the comparison."""
 
     label: str
@@ -54,7 +54,7 @@ class _Compared:
     evaluations: list[dict[str, float]]
 
 
-def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) -> str:
+def compare_runs(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) -> str:
     """Compare two or more runs, as text.
 
     Args:
@@ -67,8 +67,8 @@ def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) ->
     """
     if len(paths) < 2:
         raise UserError(f"'{paths[0]}' is one run: give two or more to compare, such as `roll compare runs/a runs/b`.")
-    runs = [_opened(path) for path in paths]
-    runs = [_relabelled(run, runs, path) for run, path in zip(runs, paths, strict=True)]
+    runs = [_open_run(path) for path in paths]
+    runs = [_make_labels_unique(run, runs, path) for run, path in zip(runs, paths, strict=True)]
     found = {
         "configuration": _differences(runs),
         "outcome": _outcome(runs),
@@ -76,16 +76,16 @@ def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) ->
     }
     if as_json:
         return json.dumps({"runs": [run.label for run in runs], **found}, indent=2, ensure_ascii=True)
-    return _rendered([run.label for run in runs], found)
+    return _render([run.label for run in runs], found)
 
 
-def _opened(path: str) -> _Compared:
+def _open_run(path: str) -> _ComparedRun:
     run = RunDirectory.open(path)
-    inside = Inside(run.path)
+    inside = SafeDirectory(run.path)
     try:
         inside.open(run.config_path.name).close()
-        settings = flattened(rename_config(read(run.config_path).tree))
-        lines = look_at_metrics(run.metrics_path)
+        settings = flatten(rename_config(read(run.config_path).tree))
+        lines = read_untrusted_metrics(run.metrics_path)
         summary_there = os.path.lexists(run.summary_path)
         written = from_json(inside.read(run.summary_path.name, limit=_LARGEST_SUMMARY)) if summary_there else {}
     except RunDirectoryError as error:
@@ -94,7 +94,7 @@ def _opened(path: str) -> _Compared:
         raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
     try:
         rows = [_numbers(row) for row in lines]
-        summary = summarise(
+        summary = summarize(
             run.name,
             run.path,
             run.metrics_path,
@@ -104,7 +104,7 @@ def _opened(path: str) -> _Compared:
         )
     except (ArithmeticError, RecursionError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
-    return _Compared(
+    return _ComparedRun(
         label=run.name,
         settings={key: value for key, value in settings.items() if key not in ("name", "output_dir")},
         summary=summary,
@@ -126,11 +126,11 @@ def _number(row: dict[str, Any], name: str) -> Any:
     return value if number and not abs(value) > sys.float_info.max else None
 
 
-def _relabelled(run: _Compared, runs: Sequence[_Compared], path: str) -> _Compared:
+def _make_labels_unique(run: _ComparedRun, runs: Sequence[_ComparedRun], path: str) -> _ComparedRun:
     """Return the run, labeled by its path if another run has the same name."""
     if sum(other.label == run.label for other in runs) < 2:
         return run
-    return _Compared(
+    return _ComparedRun(
         label=str(Path(path)),
         settings=run.settings,
         summary=run.summary,
@@ -139,14 +139,14 @@ def _relabelled(run: _Compared, runs: Sequence[_Compared], path: str) -> _Compar
     )
 
 
-def _differences(runs: Sequence[_Compared]) -> dict[str, list[Any]]:
+def _differences(runs: Sequence[_ComparedRun]) -> dict[str, list[Any]]:
     """Return each run's value of every key that differs; `None` if a run does not have the key."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: [run.settings.get(key) for run in runs] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _outcome(runs: Sequence[_Compared]) -> dict[str, list[float | str | None]]:
+def _outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]]:
     """Return each run's figures: steps, held-out scores, rewards, durations, throughput, memory and failures."""
     figures: dict[str, Callable[[Summary], float | str | None]] = {
         "steps": lambda s: s.num_steps,
@@ -170,7 +170,7 @@ def _outcome(runs: Sequence[_Compared]) -> dict[str, list[float | str | None]]:
     return {label: values for label, values in table.items() if any(value is not None for value in values)}
 
 
-def _metrics(runs: Sequence[_Compared], patterns: Sequence[str]) -> dict[str, list[float | None]]:
+def _metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> dict[str, list[float | None]]:
     """Return the metrics that all runs have: means of the last steps, and values of the last evaluation."""
     names = dict.fromkeys(name for run in runs for row in (*run.steps, *run.evaluations) for name in row)
     chosen = [
@@ -200,7 +200,7 @@ def _last_common(steps: Iterable[set[float]]) -> float | None:
     return max(set.intersection(*steps), default=None)
 
 
-def _rendered(labels: Sequence[str], found: dict[str, dict[str, list[Any]]]) -> str:
+def _render(labels: Sequence[str], found: dict[str, dict[str, list[Any]]]) -> str:
     screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
     titles = {
         "configuration": "Configuration: what differs",
@@ -222,10 +222,10 @@ def _table(labels: Sequence[str], rows: dict[str, list[Any]], *, with_change: bo
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
     table.add_column("")
     for label in (*labels, *(["change"] if with_change else [])):
-        table.add_column(Text(shortened(label, 60)), justify="right", overflow="fold")
+        table.add_column(Text(shorten(label, 60)), justify="right", overflow="fold")
     for name, values in rows.items():
         cells = [Text(_cell(value)) for value in values]
-        table.add_row(Text(f"  {shortened(name, 80)}"), *cells, *([Text(_change(*values))] if with_change else []))
+        table.add_row(Text(f"  {shorten(name, 80)}"), *cells, *([Text(_change(*values))] if with_change else []))
     return table
 
 
@@ -234,7 +234,7 @@ def _cell(value: Any) -> str:
         return _ABSENT
     if isinstance(value, float):
         return f"{value:.4g}"
-    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), 60).replace("\n", "⏎")
+    return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 60).replace("\n", "⏎")
 
 
 def _change(first: Any, second: Any) -> str:

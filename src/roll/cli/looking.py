@@ -77,6 +77,6 @@ def compare(runs: tuple[str, ...], metrics: tuple[str, ...], as_json: bool) -> N
 
     Also of runs that are training, or were interrupted. Metrics are means of the last five steps that both have.
     """
-    from roll.cli.comparison import compared
+    from roll.cli.comparison import compare_runs
 
-    click.echo(compared(runs, metrics, as_json=as_json))
+    click.echo(compare_runs(runs, metrics, as_json=as_json))

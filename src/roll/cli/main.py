@@ -56,7 +56,7 @@ def end(code: int) -> NoReturn:
     computes for a start that was canceled. Another interrupt during the wait ends the process immediately.
     """
     try:
-        waits_for_nothing = not any(_left_behind())
+        waits_for_nothing = not any(_leftover_threads())
     except KeyboardInterrupt:
         waits_for_nothing = False
     if waits_for_nothing:
@@ -68,7 +68,7 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _left_behind() -> Iterator[bool]:
+def _leftover_threads() -> Iterator[bool]:
     """Yield whether each imported module that can leave threads or processes behind did so."""
     if sinks := sys.modules.get("roll.tracking.sinks"):
         yield sinks.has_detached_threads()
@@ -91,7 +91,7 @@ def guarded(action: Callable[[], object], session: Session) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _say(_interrupted(session))
+        _print_error(_interrupted(session))
         return 130
     except Exception as error:
         return _failed(_of_roll(error), session)
@@ -117,37 +117,37 @@ def _interrupted(session: Session) -> str:
 def _failed(error: Exception, session: Session) -> int:
     signal_name = next((leaf.signal_name for leaf in leaves(error) if hasattr(leaf, "signal_name")), None)
     if signal_name is not None:
-        _say(_interrupted(session))
+        _print_error(_interrupted(session))
         return 128 + signal.Signals[signal_name]
     user = next((leaf for leaf in leaves(error) if isinstance(leaf, UserError)), None)
     if user is not None:
-        _say(f"Error: {user}")
+        _print_error(f"Error: {user}")
         return 2
     files = [leaf for leaf in leaves(error) if isinstance(leaf, OSError)]
     too_long = next((leaf for leaf in files if leaf.errno == errno.ENAMETOOLONG), None)
     if too_long is not None:
-        _say(f"Error: {short(too_long.filename)} is longer than a file's name may be.")
+        _print_error(f"Error: {short(too_long.filename)} is longer than a file's name may be.")
         return 2
     disk = next((leaf for leaf in files if leaf.errno in _DISK), None)
     if disk is not None:
         place = f" '{disk.filename}'" if disk.filename else ""
-        _say(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.")
+        _print_error(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.")
         return 2
     alarm = next((leaf for leaf in leaves(error) if isinstance(leaf, AlarmError)), None)
     if alarm is not None:
-        _say(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}")
+        _print_error(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}")
         return 3
     known = next((leaf for leaf in leaves(error) if isinstance(leaf, RollError)), None)
     report = _report(error, session)
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"
-    _say(f"Error: {what}")
-    _say(f"Details: {report}" if report else traceback.format_exc())
+    _print_error(f"Error: {what}")
+    _print_error(f"Details: {report}" if report else traceback.format_exc())
     if session.run_dir is not None and any((session.run_dir / "checkpoints").glob("step-*")):
-        _say(f"What was saved goes on with: roll resume {session.run_dir}")
+        _print_error(f"What was saved goes on with: roll resume {session.run_dir}")
     return 1
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     """Print to stderr if it is still open, with control characters made harmless."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)

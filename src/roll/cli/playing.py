@@ -71,7 +71,7 @@ async def rollouts(
             raise UserError(f"environment '{id}' has no `sample_random_action()`: add it, or choose another --policy.")
         return random_policy(environment) if answer is None else answer
 
-    async with _opened(policy, sampling) as answer:
+    async with _open_environment(policy, sampling) as answer:
         return [
             await one_episode(id, options, seed, most_turns, lambda env: choose(env, answer), tools, form)
             for seed in seeds
@@ -140,7 +140,9 @@ def conversation(so_far: Transcript) -> list[Message]:
 
 
 @contextlib.asynccontextmanager
-async def _opened(policy: Literal["random", "model", "openai"], sampling: Sampling) -> AsyncIterator[Policy | None]:
+async def _open_environment(
+    policy: Literal["random", "model", "openai"], sampling: Sampling
+) -> AsyncIterator[Policy | None]:
     """Run the body with a model's policy; `None` for random actions."""
     if policy == "random":
         yield None

@@ -25,7 +25,7 @@ from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
 from roll.process_environment import prepare_environment
 
-__all__ = ["rewards_named", "score_file"]
+__all__ = ["find_rewards", "score_file"]
 
 _PENALTIES = {"length", "repetition"}
 
@@ -36,7 +36,7 @@ class _Named(Section):
     reward: RewardList = option(..., "How answers are scored.")
 
 
-def rewards_named(texts: Sequence[str]) -> list[RewardConfig]:
+def find_rewards(texts: Sequence[str]) -> list[RewardConfig]:
     """Parse rewards as they are written in YAML: `math`, or `{type: math, extract: boxed}`.
 
     Raises:
@@ -119,7 +119,7 @@ def _rewards(
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
     """Return the rewards by domain, and the configuration if there is one."""
     if config is None:
-        return {"": rewards_named(named)}, None
+        return {"": find_rewards(named)}, None
     from roll.config.load import load_config
 
     loaded = load_config(config, list(overrides))

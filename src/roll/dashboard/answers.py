@@ -13,7 +13,7 @@ import numpy as np
 
 from roll.dashboard.answer import RECENT_STEPS, Answer, link
 from roll.dashboard.ending import explain_end
-from roll.dashboard.known import Known
+from roll.dashboard.known import RunFacts
 from roll.dashboard.learning import explain_learning
 from roll.dashboard.rollouts import KINDS
 
@@ -22,7 +22,7 @@ __all__ = ["answers"]
 _MOST_STEPS = 60
 
 
-def answers(known: Known) -> list[dict[str, Any]]:
+def answers(known: RunFacts) -> list[dict[str, Any]]:
     """Return the answers to all questions, in order."""
     asked = (
         explain_learning,
@@ -46,7 +46,7 @@ def answers(known: Known) -> list[dict[str, Any]]:
     ]
 
 
-def _filtered(known: Known) -> Answer:
+def _filtered(known: RunFacts) -> Answer:
     question = "Which answers were filtered, and why?"
     left_out = known.mean("data/groups_filtered")
     everything = link("all of them", "rollouts", trained="false", kind="train")
@@ -70,7 +70,7 @@ def _filtered(known: Known) -> Answer:
     return Answer(id="filtered", question=question, text=text, figures=reasons.most_common(4), links=links)
 
 
-def _off_policy(known: Known) -> Answer:
+def _off_policy(known: RunFacts) -> Answer:
     question = "Is it off-policy?"
     most, mean = known.most("rollout/staleness_max"), known.mean("rollout/staleness_mean")
     apart, share = known.mean("agreement/logprob_mean_abs"), known.mean("agreement/effective_sample_share")
@@ -104,7 +104,7 @@ def _off_policy(known: Known) -> Answer:
     return Answer(id="off_policy", question=question, text=text, tone=tone, figures=figures, links=links)
 
 
-def _weights(known: Known) -> Answer:
+def _weights(known: RunFacts) -> Answer:
     question = "Did my weights arrive?"
     syncs = [value for value in known.train.columns.get("sync/tensors", ()) if math.isfinite(value)]
     if not syncs:
@@ -134,7 +134,7 @@ def _weights(known: Known) -> Answer:
     return Answer(id="weights", question=question, text=text, tone=tone, figures=figures, links=links)
 
 
-def _once(known: Known) -> Answer:
+def _once(known: RunFacts) -> Answer:
     question = "Was my data used exactly once?"
     links = [link("the ledger", "health", show="Ledger")]
     ids = [entry.draw_id for entry in known.ledger]
@@ -157,7 +157,7 @@ def _once(known: Known) -> Answer:
     return Answer(id="once", question=question, text=text, tone="good", figures=figures, links=links)
 
 
-def _time(known: Known) -> Answer:
+def _time(known: RunFacts) -> Answer:
     question = "Where does the time go?"
     links = [link("lanes and phases", "time"), link("curves of it", "overview", runs=known.run, q="time/")]
     total: Counter[str] = Counter()
@@ -182,7 +182,7 @@ def _time(known: Known) -> Answer:
 _PHASES = {"wait": "waiting for rollouts", "generate": "generating"}
 
 
-def _pushed(known: Known) -> Answer:
+def _pushed(known: RunFacts) -> Answer:
     question = "Which tokens did the loss push?"
     rollouts = known.rollouts
     advantage = np.where(rollouts.column("kind") == KINDS.index("train"), rollouts.column("advantage"), np.nan)
@@ -213,7 +213,7 @@ def _pushed(known: Known) -> Answer:
     return Answer(id="pushed", question=question, text=text, links=links)
 
 
-def _differs(known: Known) -> Answer:
+def _differs(known: RunFacts) -> Answer:
     question = "What differs between this run and another?"
     if not known.others:
         text = "There is no other run here: name several, as in `roll dashboard runs/a runs/b`."
@@ -227,7 +227,7 @@ def _differs(known: Known) -> Answer:
     return Answer(id="differs", question=question, text=text, links=links)
 
 
-def _cost(known: Known) -> Answer:
+def _cost(known: RunFacts) -> Answer:
     question = "What would it cost on N GPUs?"
     links = [link("plans and configuration", "plan")]
     if not known.plans:
@@ -244,7 +244,7 @@ def _cost(known: Known) -> Answer:
     return Answer(id="cost", question=question, text=text, tone="good", links=links)
 
 
-def _cheated(known: Known) -> Answer:
+def _cheated(known: RunFacts) -> Answer:
     question = "Is the reward being fooled?"
     names = {
         "hacking/length_reward_correlation": "length against reward",

@@ -34,7 +34,7 @@ class Pace:
         self._rate, self._clock, self._spent = share * num_cores, clock, spent
         self._owed, self._at, self._before = 0.0, self._clock(), self._spent()
 
-    def owes(self) -> bool:
+    def is_over_budget(self) -> bool:
         """Return whether more time was spent than allowed; time without requests counts only a little."""
         at, spent = self._clock(), self._spent()
         earned = self._rate * min(at - self._at, 2 * _POLL_S)
@@ -52,8 +52,8 @@ async def changes(run: Run, pace: Pace, is_ending: Callable[[], bool] = lambda: 
         await asyncio.sleep(_POLL_S)
         now = await asyncio.to_thread(run.stamps)
         kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
-        quiet, passed, owes = quiet + 1, time.monotonic() - told_at, pace.owes()
-        if kinds and passed >= _REST_S and (not owes or passed >= _LATEST_S):
+        quiet, passed, is_over_budget = quiet + 1, time.monotonic() - told_at, pace.is_over_budget()
+        if kinds and passed >= _REST_S and (not is_over_budget or passed >= _LATEST_S):
             before, quiet, told_at = now, 0, time.monotonic()
             step = await asyncio.to_thread(run.step)
             yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.dashboard.answer import Answer, link
-from roll.dashboard.known import Known
+from roll.dashboard.known import RunFacts
 
 __all__ = ["explain_end"]
 
@@ -11,7 +11,7 @@ _LONGEST = 600
 _RESUME = " `roll resume` continues from the newest checkpoint."
 
 
-def explain_end(known: Known) -> Answer:
+def explain_end(known: RunFacts) -> Answer:
     """Explain why the run stopped."""
     step = known.step
     text, tone = _explain(known, step)
@@ -22,7 +22,7 @@ def explain_end(known: Known) -> Answer:
     return Answer(id="stopped", question="Why did it stop?", text=text, tone=tone, figures=figures, links=links)
 
 
-def _explain(known: Known, step: int) -> tuple[str, str]:
+def _explain(known: RunFacts, step: int) -> tuple[str, str]:
     asked = f" of {known.num_steps:.0f}" if known.num_steps else ""
     after = f"after step {step}{asked}" if step else "before its first step"
     message = _shorten(known.end_message)

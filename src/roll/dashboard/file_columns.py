@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roll.tracking.reading.files import Inside
-from roll.tracking.reading.rollout_files import compute, distinct, opened
+from roll.tracking.reading.files import SafeDirectory
+from roll.tracking.reading.rollout_files import compute, distinct, open_rollout_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,7 +47,7 @@ class FileColumns:
     """Each column of `LABELS`: the index of each row's text, shape [R], and the texts."""
 
 
-def read_columns(inside: Inside, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
+def read_columns(inside: SafeDirectory, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
     """Read the columns that an index needs.
 
     Args:
@@ -58,7 +58,7 @@ def read_columns(inside: Inside, name: str, keep: Callable[[list[tuple[str, str]
     Raises:
         RunDirectoryError: the file cannot be read, or was not written by a run.
     """
-    with opened(inside, name) as file:
+    with open_rollout_table(inside, name) as file:
         wanted = {*NUMBERS, *LABELS, "prompt", "text"} - {"policy_version"}
         wanted |= {"oldest_version"} if "oldest_version" in file.names else {"policy_versions"}
         wanted |= set() if "num_tokens" in file.names else {"token_ids"}

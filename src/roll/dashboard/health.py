@@ -15,8 +15,8 @@ from roll.dashboard.metrics import Metrics, nulls
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of, step_of
 from roll.errors import RunDirectoryError
 from roll.records import read_record
-from roll.tracking.reading.files import Inside, from_json
-from roll.tracking.reading.rollout_files import opened
+from roll.tracking.reading.files import SafeDirectory, from_json
+from roll.tracking.reading.rollout_files import open_rollout_table
 
 __all__ = ["Alarm", "LedgerEntry", "alarms", "failures", "health", "log_of", "newest_ledger"]
 
@@ -65,7 +65,7 @@ class LedgerEntry:
         return str(self.why) if self.why else "no reason given"
 
 
-def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
+def health(inside: SafeDirectory, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
     """Return alarms, ledger, weight syncs, memory, failures and the end of the log; missing parts are empty.
 
     Args:
@@ -85,7 +85,7 @@ def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) 
     }
 
 
-def log_of(inside: Inside) -> list[str]:
+def log_of(inside: SafeDirectory) -> list[str]:
     """Return the end of the controller's log."""
     try:
         with inside.open("logs", "controller-0.log") as file:
@@ -139,7 +139,7 @@ def _rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> li
     return np.sort(rollouts.column("row")[mask])[::-1][:_MOST_ROWS].tolist()
 
 
-def _ledger(inside: Inside, metrics: Metrics) -> dict[str, Any]:
+def _ledger(inside: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
     table = metrics.tables["train"]
     fates = {fate: table.last(f"ledger/{fate}") for fate in _FATES}
     columns = {fate: _differences(table.columns.get(f"ledger/{fate}"), len(table.steps)) for fate in _FATES[:-1]}
@@ -163,7 +163,7 @@ def _reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
     return dict(found.most_common(50))
 
 
-def newest_ledger(inside: Inside) -> list[LedgerEntry]:
+def newest_ledger(inside: SafeDirectory) -> list[LedgerEntry]:
     """Return the entries of the newest readable ledger of a checkpoint, each with its `fate`."""
     checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for name in checkpoints[:1]:
@@ -204,7 +204,7 @@ def _memory(metrics: Metrics) -> dict[str, Any]:
     return {name: {"steps": list(table.steps), "bytes": nulls(np.array(table.columns[name]))} for name in names}
 
 
-def failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
+def failures(inside: SafeDirectory, rollouts: Rollouts) -> list[dict[str, Any]]:
     """Return why answers got no reward, the most frequent cause first, from the newest rows of some files."""
     texts = rollouts.texts("status")
     if "infra_error" not in texts:
@@ -217,7 +217,7 @@ def failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
         files.setdefault(name, []).append((place, step_of(row)))
     for name, places in list(files.items())[:50]:
         try:
-            with opened(inside, name) as file:
+            with open_rollout_table(inside, name) as file:
                 found = file.beginnings([place for place, _ in places], "cause", _LONGEST_CAUSE)
         except RunDirectoryError:
             continue

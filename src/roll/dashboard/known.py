@@ -15,14 +15,14 @@ from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import usual_number
 from roll.dashboard.trace import TracedStep
 
-__all__ = ["SUPERVISED", "Known"]
+__all__ = ["SUPERVISED", "RunFacts"]
 
 SUPERVISED = ("sft", "preference", "reward_model", "distill_offline")
 """Pipelines that learn from given examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class RunFacts:
     """The known data of a run."""
 
     status: str

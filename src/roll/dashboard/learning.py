@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from roll.dashboard.answer import RECENT_STEPS, Answer, link
-from roll.dashboard.known import Known
+from roll.dashboard.known import RunFacts
 from roll.tracking.summary import num_compared
 
 __all__ = ["explain_learning"]
@@ -19,12 +19,12 @@ _LEAST_RATE = 1e-9
 _FAILED_SHARE = 0.5
 
 
-def explain_learning(known: Known) -> Answer:
+def explain_learning(known: RunFacts) -> Answer:
     """Explain why the reward is flat or, without rewards, why the loss does not decrease."""
     return _explain_loss(known) if known.is_supervised else _explain_reward(known)
 
 
-def _explain_reward(known: Known) -> Answer:
+def _explain_reward(known: RunFacts) -> Answer:
     question = "Why is my reward flat?"
     links = [link("its curve", "overview", runs=known.run, q="reward/mean")]
     failed = _failed_rewards(known)
@@ -62,7 +62,7 @@ def _explain_reward(known: Known) -> Answer:
     return Answer(id="flat", question=question, text=text, tone=tone, figures=figures, links=links)
 
 
-def _failed_rewards(known: Known) -> str | None:
+def _failed_rewards(known: RunFacts) -> str | None:
     """Return the cause of failure if most recent answers got no reward at all, which differs from a reward of 0."""
     share = known.mean("rollout/infra_error_share", slice(-RECENT_STEPS, None))
     evaluated = known.evaluation.last("eval/infra_errors") or 0.0
@@ -77,7 +77,7 @@ def _failed_rewards(known: Known) -> str | None:
     )
 
 
-def _explain_loss(known: Known) -> Answer:
+def _explain_loss(known: RunFacts) -> Answer:
     question = "Why does my loss not fall?"
     links = [link("its curve", "overview", runs=known.run, q="loss")]
     losses = [value for value in known.train.columns.get("training/loss", ()) if math.isfinite(value)]
@@ -112,7 +112,7 @@ def _explain_loss(known: Known) -> Answer:
     return Answer(id="flat", question=question, text=text, tone=tone, figures=figures, links=links)
 
 
-def _causes(known: Known, reward: float) -> Iterable[tuple[str, dict[str, Any] | None]]:
+def _causes(known: RunFacts, reward: float) -> Iterable[tuple[str, dict[str, Any] | None]]:
     """Yield reasons why nothing is learned, the most likely first."""
     recent = slice(-RECENT_STEPS, None)
     cut = known.mean("rollout/unfinished_share", recent)
@@ -143,7 +143,7 @@ def _causes(known: Known, reward: float) -> Iterable[tuple[str, dict[str, Any] |
             yield f"{value:.2f} {what}.", link(name, "overview", runs=known.run, q=name)
 
 
-def _optimizer_causes(known: Known) -> Iterable[tuple[str, dict[str, Any] | None]]:
+def _optimizer_causes(known: RunFacts) -> Iterable[tuple[str, dict[str, Any] | None]]:
     recent = slice(-RECENT_STEPS, None)
     stepped = known.mean("training/stepped", recent)
     if stepped is not None and stepped < 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from roll.config.renamed import rename_metrics
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside, Tail, from_json
+from roll.tracking.reading.files import SafeDirectory, Tail, from_json
 
 __all__ = ["Metrics", "Table"]
 
@@ -69,7 +69,7 @@ class Metrics:
         inside: the run's directory.
     """
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: SafeDirectory) -> None:
         self._tail = Tail(inside, "metrics.jsonl")
         self.is_asynchronous = False
         """Whether evaluations run concurrently with steps, so that their time is not part of the run's."""
@@ -148,7 +148,7 @@ class Metrics:
         first = 0 if since is None else bisect.bisect_right(table.steps, since)
         columns = {name: np.array(table.columns[name])[first:] for name in names if name in table.columns}
         num_rows = len(table.steps) - first
-        kept = np.arange(num_rows) if full else _thinned(list(columns.values()), num_rows)
+        kept = np.arange(num_rows) if full else _thin(list(columns.values()), num_rows)
         return {
             "steps": np.array(table.steps, dtype=np.int64)[first:][kept].tolist(),
             "time_s": np.array(table.time_s)[first:][kept].round(3).tolist(),
@@ -171,7 +171,7 @@ def _number(value: Any) -> float:
     return math.nan
 
 
-def _thinned(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
+def _thin(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
     """Return the rows to show: all of up to a few thousand, otherwise each column's minimum and maximum in every
     stretch.
     """

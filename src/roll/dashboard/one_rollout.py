@@ -118,7 +118,7 @@ def tokens(found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vo
     ratio = _of_two(current, engine if _against_engine(settings) else trainer, lambda own, other: np.exp(own - other))
     clip = push = None
     if ratio is not None and advantages is not None:
-        clip = _clipped(ratio, advantages, settings)
+        clip = _is_clipped(ratio, advantages, settings)
         push = ratio * advantages * (1 - (0 if clip is None else clip))
     computed = {
         "logprob": None if engine is None else np.where(written, engine, np.nan),
@@ -171,7 +171,7 @@ def _of_two(
         return formula(own, other)
 
 
-def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
+def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
     """Return 1 for tokens whose ratio is clipped, so that they have no gradient; NaN for tokens that the loss ignores.
 
     Only ratios of single tokens are considered; `None` for other losses.

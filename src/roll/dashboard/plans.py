@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside, from_json
+from roll.tracking.reading.files import SafeDirectory, from_json
 
 __all__ = ["plans"]
 
@@ -16,7 +16,7 @@ _MOST_FILES = 50
 _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
-def plans(inside: Inside, path: str) -> dict[str, Any]:
+def plans(inside: SafeDirectory, path: str) -> dict[str, Any]:
     """Return the results in the run's directory: `results.json` of a simulation, `plan.txt` of a plan, and
     calibrations.
     """

@@ -12,10 +12,10 @@ import numpy as np
 from roll.dashboard.file_columns import LABELS
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside
-from roll.tracking.reading.rollout_files import MOST_ROWS, holding, opened
+from roll.tracking.reading.files import SafeDirectory
+from roll.tracking.reading.rollout_files import MOST_ROWS, holding, open_rollout_table
 
-__all__ = ["Filters", "facets", "group_of", "matching", "page", "search", "sorted_positions", "table"]
+__all__ = ["Filters", "facets", "group_of", "matching", "page", "search", "sort_positions", "table"]
 
 _SEARCH_S = 1.5
 _MOST_HITS = 500
@@ -59,7 +59,7 @@ def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
     return np.flatnonzero(mask)
 
 
-def sorted_positions(
+def sort_positions(
     rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
     """Return `positions[start : start + count]`, sorted by a column and then by row; rows without a value are last.
@@ -119,12 +119,12 @@ def page(
         KeyError: the column does not exist.
     """
     positions = matching(rollouts, filters)
-    shown = sorted_positions(rollouts, positions, sort, descending, offset, limit)
+    shown = sort_positions(rollouts, positions, sort, descending, offset, limit)
     return {"total": len(rollouts), "matching": len(positions), "rows": table(rollouts, shown)}
 
 
 def search(
-    inside: Inside, rollouts: Rollouts, filters: Filters, wanted: str, cursor: str, seconds: float = _SEARCH_S
+    inside: SafeDirectory, rollouts: Rollouts, filters: Filters, wanted: str, cursor: str, seconds: float = _SEARCH_S
 ) -> dict[str, Any]:
     """Return the response of `/rollouts` with a text search.
 
@@ -164,9 +164,9 @@ def search(
     }
 
 
-def _find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:
+def _find_texts(inside: SafeDirectory, name: str, wanted: str) -> np.ndarray:
     """Return the rows of a file whose prompt or text contains `wanted`, ignoring case."""
-    with opened(inside, name) as file:
+    with open_rollout_table(inside, name) as file:
         hits = [np.empty(0, bool)]
         for portion in file.portions(("prompt", "text")):
             found = [holding(column, wanted) for column in portion.columns]

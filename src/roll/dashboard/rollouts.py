@@ -20,7 +20,7 @@ import numpy as np
 from roll.dashboard.columns import Columns
 from roll.dashboard.file_columns import LABELS, MOST_LABELS, NUMBERS, read_columns
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside, Stamp
+from roll.tracking.reading.files import SafeDirectory, Stamp
 from roll.tracking.reading.rollout_files import MOST_ROWS, place_of
 
 __all__ = ["KINDS", "Rollouts", "file_of", "row_of", "step_of"]
@@ -62,7 +62,7 @@ class Rollouts:
         version_before: returns the trainer's policy version when a step began; NaN if it is unknown.
     """
 
-    def __init__(self, inside: Inside, version_before: Callable[[int], float]) -> None:
+    def __init__(self, inside: SafeDirectory, version_before: Callable[[int], float]) -> None:
         self._inside = inside
         self._version_before = version_before
         self._spool = tempfile.TemporaryFile(prefix="roll-dashboard-")  # noqa: SIM115  (it is the index's)

@@ -19,7 +19,7 @@ from roll.dashboard.trace import Trace
 from roll.dashboard.vocabulary import Vocabularies, Vocabulary
 from roll.errors import RunDirectoryError
 from roll.models.catalogue import CATALOGUE, cached_directory
-from roll.tracking.reading.files import Inside, from_json
+from roll.tracking.reading.files import SafeDirectory, from_json
 
 __all__ = ["Run", "Runs"]
 
@@ -45,7 +45,7 @@ class Run:
         self.name = name
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
         self.lock = threading.RLock()
-        self.inside = Inside(path)
+        self.inside = SafeDirectory(path)
         self.settings = Settings(self.inside)
         self.metrics = Metrics(self.inside)
         self.trace = Trace(self.inside)
@@ -113,7 +113,7 @@ class Run:
             found = self._vocabularies.of(self.inside)
             name = self.settings.text_of("model.path")
             if found is None and name in CATALOGUE:
-                return self._vocabularies.of(Inside(cached_directory(CATALOGUE[name])))
+                return self._vocabularies.of(SafeDirectory(cached_directory(CATALOGUE[name])))
             return found
 
     def release(self) -> None:
@@ -257,7 +257,7 @@ def _name(place: Path, given: Path) -> str:
 
 def _places(path: Path, depth: int) -> list[Path]:
     """Return the run directories at and below `path`; no link is followed."""
-    entries = Inside(path).stamps()
+    entries = SafeDirectory(path).stamps()
     if any(mark in entries for mark in _MARKS):
         return [path]
     if depth == 0:

@@ -11,7 +11,7 @@ from roll.config.document import dotted, parse
 from roll.config.history import CONFIG, HISTORY
 from roll.config.renamed import rename_config, rename_setting
 from roll.errors import ConfigError, RunDirectoryError
-from roll.tracking.reading.files import Inside, Stamp
+from roll.tracking.reading.files import SafeDirectory, Stamp
 
 __all__ = ["Settings", "difference", "usual_number"]
 
@@ -22,7 +22,7 @@ _MOST_KEYS = 20_000
 class Settings:
     """`config.yaml` and `config_history.yaml` of one run, read again when they change."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: SafeDirectory) -> None:
         self._inside = inside
         self._stamps: tuple[Stamp | None, Stamp | None] | None = None
         self.problem = ""
@@ -46,7 +46,7 @@ class Settings:
             _flatten(tree, (), self.values)
             if stamps[1] is not None:
                 history = _plain(self._inside.read(HISTORY, limit=_LARGEST).decode("utf-8", "replace"), HISTORY)
-                self.history = [_renamed(entry) for entry in history] if isinstance(history, list) else []
+                self.history = [_apply_renames(entry) for entry in history] if isinstance(history, list) else []
         except RunDirectoryError as error:
             self.problem = str(error)
 
@@ -60,7 +60,7 @@ class Settings:
         return usual_number(self.values.get(key))
 
 
-def _renamed(entry: Any) -> Any:
+def _apply_renames(entry: Any) -> Any:
     """Return an entry of the history with current names of its settings."""
     changed = entry.get("changed") if isinstance(entry, dict) else None
     if not isinstance(changed, dict):

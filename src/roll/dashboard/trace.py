@@ -21,7 +21,7 @@ import numpy as np
 from roll.dashboard.columns import Blocks, Columns
 from roll.errors import RunDirectoryError
 from roll.records import read_record
-from roll.tracking.reading.files import Inside, Tail, from_json
+from roll.tracking.reading.files import SafeDirectory, Tail, from_json
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 
 __all__ = ["Trace", "TracedStep"]
@@ -68,7 +68,7 @@ class TracedStep:
 class Trace:
     """The trace of one run, read in slices of limited time."""
 
-    def __init__(self, inside: Inside) -> None:
+    def __init__(self, inside: SafeDirectory) -> None:
         self._inside = inside
         self._tail = Tail(inside, "trace.json", end=b",\n")
         self._reading: Any = None
@@ -183,9 +183,9 @@ class Trace:
         merged = sum(map(len, chosen)) > most
         width_s = max(last - first, 1e-6)
         parts = (_Window.of(block, rows, origin, place) for block, rows in zip(self._spans, chosen, strict=True))
-        shown = _Window.together([part.joined(width_s / 2000) for part in parts] if merged else list(parts))
+        shown = _Window.concat([part.merge_short(width_s / 2000) for part in parts] if merged else list(parts))
         if merged:
-            shown = shown.thinned(width_s, most)
+            shown = shown.thin(width_s, most)
         texts = list(self._names)
         found = [
             {"lane": int(lane), "name": texts[name], "start_s": round(start, 6), "end_s": round(end, 6), "args": args}
@@ -200,7 +200,7 @@ class Trace:
         kinds = {number: lane[0] for lane, number in self._lanes.items()}
         own = np.array([kinds[n] in ("controller", "trainer", "reward", "environment") for n in range(len(kinds))])
         parts = [_Window.of(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
-        spans = _Window.together(parts).inside_out()
+        spans = _Window.concat(parts).sort_by_start()
         origin = self._first_us / 1e6
         found: list[TracedStep] = []
         inside = -math.inf
@@ -256,27 +256,27 @@ class _Window:
         return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
 
     @classmethod
-    def together(cls, parts: Sequence[_Window]) -> _Window:
+    def concat(cls, parts: Sequence[_Window]) -> _Window:
         """Concatenate windows, in order."""
         if not parts:
             return cls(*(np.empty(0) for _ in range(5)))
         names = ("starts", "ends", "lanes", "names", "offsets")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
-    def inside_out(self) -> _Window:
+    def sort_by_start(self) -> _Window:
         """Sort by start; of spans with the same start the longest, which was written last, comes first."""
         return self._taken(np.lexsort((-self.offsets, -self.ends, self.starts)))
 
-    def thinned(self, width_s: float, most: int) -> _Window:
+    def thin(self, width_s: float, most: int) -> _Window:
         """Return at most `most` spans; in each lane, spans that are short compared with the window are joined."""
         shortest = width_s / 2000
         window = self
         while len(window.starts) > most and shortest < width_s:
-            window, shortest = window.joined(shortest), shortest * 2
+            window, shortest = window.merge_short(shortest), shortest * 2
         kept = np.sort(np.argsort(window.starts - window.ends, kind="stable")[:most])
         return window._taken(kept)
 
-    def joined(self, shortest: float) -> _Window:
+    def merge_short(self, shortest: float) -> _Window:
         """Join spans shorter than `shortest` within each stretch of a lane, named after the longest of them."""
         short = (self.ends - self.starts) < shortest
         cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // shortest, 0, 2**32 - 1).astype(np.int64)
@@ -289,7 +289,7 @@ class _Window:
         joined.starts = np.minimum.reduceat(part.starts, first)
         joined.ends = np.maximum.reduceat(part.ends, first)
         joined.offsets = np.where(np.diff(first, append=len(order)) > 1, -1, joined.offsets)
-        return _Window.together([self._taken(np.flatnonzero(~short)), joined])
+        return _Window.concat([self._taken(np.flatnonzero(~short)), joined])
 
     def _taken(self, places: np.ndarray) -> _Window:
         return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))

@@ -12,7 +12,7 @@ from typing import Any
 import xxhash
 
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside, Stamp
+from roll.tracking.reading.files import SafeDirectory, Stamp
 
 __all__ = ["Vocabularies", "Vocabulary"]
 
@@ -45,7 +45,7 @@ class Vocabulary:
         return [known[token_id] for token_id in ids]
 
     def _decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        with _panics_contained("the tokenizer"):
+        with _contain_panics("the tokenizer"):
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def _one(self, token_id: int) -> str:
@@ -67,7 +67,7 @@ class Vocabularies:
         self._broken: set[str] = set()
         self._lock = threading.Lock()
 
-    def of(self, inside: Inside) -> Vocabulary | None:
+    def of(self, inside: SafeDirectory) -> Vocabulary | None:
         """Return the vocabulary of the tokenizer in a directory; `None` if no readable one exists."""
         where = _find(inside)
         if where is None or where[1].size > _LARGEST:
@@ -99,7 +99,7 @@ class Vocabularies:
             self._broken.add(digest)
 
 
-def _find(inside: Inside) -> tuple[tuple[str, ...], Stamp] | None:
+def _find(inside: SafeDirectory) -> tuple[tuple[str, ...], Stamp] | None:
     """Find the run's tokenizer: next to its configuration, or in its newest checkpoint."""
     checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for parts in ((TOKENIZER,), *(("checkpoints", name, "model", TOKENIZER) for name in checkpoints)):
@@ -112,12 +112,12 @@ def _find(inside: Inside) -> tuple[tuple[str, ...], Stamp] | None:
 def _load(content: bytes, name: str) -> Vocabulary:
     from tokenizers import Tokenizer
 
-    with _panics_contained(f"'{name}'"):
+    with _contain_panics(f"'{name}'"):
         return Vocabulary(Tokenizer.from_str(content.decode("utf-8")))
 
 
 @contextlib.contextmanager
-def _panics_contained(what: str) -> Iterator[None]:
+def _contain_panics(what: str) -> Iterator[None]:
     """Run the body, and convert a panic of the library, which is not an `Exception`, to a `RunDirectoryError`.
 
     The library may have read untrusted files.

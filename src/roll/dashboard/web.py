@@ -20,7 +20,7 @@ from roll.dashboard.access import Access
 from roll.dashboard.answers import answers
 from roll.dashboard.changes import Pace, changes
 from roll.dashboard.health import alarms, failures, health, log_of, newest_ledger
-from roll.dashboard.known import Known
+from roll.dashboard.known import RunFacts
 from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
 from roll.dashboard.plans import plans
 from roll.dashboard.questions import Filters, facets, group_of, page, search, table
@@ -28,7 +28,7 @@ from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.dashboard.runs import Run, Runs
 from roll.dashboard.settings import difference
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.rollout_files import opened
+from roll.tracking.reading.rollout_files import open_rollout_table
 
 __all__ = ["make_app"]
 
@@ -205,7 +205,7 @@ def _add_one_rollout(app: FastAPI) -> None:
             rows = table(index, group_of(index, row))
             name = file_of(row)[0]
             places = [file_of(one["row"])[1] for one in rows]
-            with opened(run.inside, name) as file:
+            with open_rollout_table(run.inside, name) as file:
                 cut = file.beginnings(places, "text", _MOST_GROUP_CHARACTERS // len(rows))
             return {"rows": [one | {"text": text} for one, text in zip(rows, cut, strict=True)]}
 
@@ -227,7 +227,7 @@ def _position(index: Rollouts, row: int) -> int:
 
 def _read(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
     name, place = file_of(row)
-    with opened(run.inside, name) as file:
+    with open_rollout_table(run.inside, name) as file:
         return file.rows([place], columns)[0]
 
 
@@ -279,7 +279,7 @@ def _add_answers(app: FastAPI, runs: Runs) -> None:
         with run.indexed() as (index, progress):
             log = log_of(run.inside)
             patience = int(run.settings.number_of("alarms.patience") or 1)
-            known = Known(
+            known = RunFacts(
                 run=run.id,
                 status=status,
                 num_steps=run.num_steps(),

@@ -15,7 +15,7 @@ from roll.data.prompt_rendering import prompt_tokens
 from roll.data.rows import RowItems
 from roll.data.source import Interleaved, Source
 from roll.data.stream import PromptStream, WeightedSource, render_checked
-from roll.data.tables import say_bad_rows
+from roll.data.tables import warn_of_bad_rows
 from roll.errors import DataError
 from roll.protocols import PromptSource
 from roll.registry import Registry
@@ -188,7 +188,7 @@ def _rendered(
             sides.append(side.without(out) if isinstance(side, RowItems) and out else side)
         entry.training, entry.held_out = sides
         if isinstance(entry.config, FileData | HuggingFaceData | PythonData):
-            say_bad_rows(bad, entry.config, entry.domain)
+            warn_of_bad_rows(bad, entry.config, entry.domain)
         _check_not_empty(entry.training, entry.config, entry.domain)
     return longest if every else None
 

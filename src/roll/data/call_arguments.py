@@ -38,10 +38,10 @@ def shows_arguments_as_python(messages: Sequence[Message], text: str) -> bool:
 
     Only some of the calls are searched for: a template writes all of them alike.
     """
-    return any(spelled in text for spelled in islice(_as_python(messages), NUM_TRIED))
+    return any(spelled in text for spelled in islice(_to_python(messages), NUM_TRIED))
 
 
-def _as_python(messages: Sequence[Message]) -> Iterator[str]:
+def _to_python(messages: Sequence[Message]) -> Iterator[str]:
     """Yield the arguments of calls as Python writes them, if that is not JSON."""
     for message in messages:
         for call in message.tool_calls:

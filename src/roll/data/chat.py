@@ -13,11 +13,11 @@ import numpy as np
 
 from roll.data.beginning import TextBeginning
 from roll.data.decoding import Decoder, backend
-from roll.data.harmless import boundaries, parted
+from roll.data.harmless import boundaries, escape_special
 from roll.data.reasoning import ReasoningFormat
 from roll.data.shown import check_shown
 from roll.data.templates import PROBE, TODAY, ChatTemplate, Tool, refusals
-from roll.data.turns import Render, SpecialTokens, ends_only_last, find_turns, thinking_modes, tokenized
+from roll.data.turns import Render, SpecialTokens, ends_only_last, find_turns, thinking_modes, tokenize
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
@@ -145,7 +145,7 @@ class ChatRenderer:
 
     def escape_special_tokens(self, text: str) -> str:
         """Return foreign text that cannot end a message or begin one of another role: the model reads `< |im_end|>`."""
-        return text if self._boundaries is None else parted(text, self._boundaries)
+        return text if self._boundaries is None else escape_special(text, self._boundaries)
 
     @cached_property
     def _boundaries(self) -> re.Pattern[str] | None:
@@ -210,11 +210,11 @@ class ChatRenderer:
         render: Render = partial(self._template.render, tools=tools, **given)
         modes = [mode for mode in thinking_modes(self._template.source) if not mode.keys() & given.keys()]
         text, turns = find_turns(messages, places, render, self._special, modes=modes, extra_ends=self._extra_ends)
-        marked = self._template.marked(messages, tools, **given)
+        marked = self._template.render_marked(messages, tools, **given)
         if marked is not None:  # some marks leave out the token that ends the turn
             marked = [self._special.extended(text, span) for span in marked]
         with refusals(messages):
-            ids, mask = tokenized(self._tokenizer, text, turns, marked)
+            ids, mask = tokenize(self._tokenizer, text, turns, marked)
         if turns and not mask.any():
             raise DataError(
                 "the model's chat template marks no token of the assistant's answers as generated "

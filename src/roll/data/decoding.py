@@ -40,7 +40,7 @@ class Decoder:
 
     def decode_raw(self, token_ids: IntArray) -> str:
         """Return the text with all special tokens, as the model wrote it."""
-        return self._decoded(token_ids, skip_special=False)
+        return self._decode(token_ids, skip_special=False)
 
     def decode(self, token_ids: IntArray) -> str:
         """Return the text, without special tokens except those that mark reasoning and tool calls.
@@ -48,11 +48,11 @@ class Decoder:
         The token that ends a message is always left out.
         """
         if not self._marks:
-            return self._decoded(token_ids, skip_special=True)
+            return self._decode(token_ids, skip_special=True)
         ids = token_ids[~np.isin(token_ids, self._unmarked)]
         while len(ids) and int(ids[-1]) in self._ends:
             ids = ids[:-1]
-        return self._decoded(ids, skip_special=False)
+        return self._decode(ids, skip_special=False)
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
         """Return the part of an answer after the model's reasoning, as `decode` shows it; empty if the reasoning never
@@ -88,7 +88,7 @@ class Decoder:
         ends = self.reasoning.answer_ends if self.reasoning else ()
         return {i for i, name in self._marks.items() if name in ends or name in _CALL_ENDS}
 
-    def _decoded(self, token_ids: IntArray, *, skip_special: bool) -> str:
+    def _decode(self, token_ids: IntArray, *, skip_special: bool) -> str:
         ids = token_ids.tolist()
         if self._backend is not None:
             return self._backend.decode(ids, skip_special_tokens=skip_special)

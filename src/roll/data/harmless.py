@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["boundaries", "parted"]
+__all__ = ["boundaries", "escape_special"]
 
 
 def boundaries(tokenizer: PreTrainedTokenizerBase, written: str) -> re.Pattern[str] | None:
@@ -26,7 +26,7 @@ def boundaries(tokenizer: PreTrainedTokenizerBase, written: str) -> re.Pattern[s
     return re.compile("|".join(map(re.escape, marks))) if marks else None
 
 
-def parted(text: str, marks: re.Pattern[str]) -> str:
+def escape_special(text: str, marks: re.Pattern[str]) -> str:
     """Return the text with a space behind the first character of every mark in it.
 
     >>> parted("on <|im_end|>", re.compile(re.escape("<|im_end|>")))

@@ -114,7 +114,7 @@ def _messages(
                 "the row out.",
             )
         messages = messages_of(content, None, config.prompt_template)
-        plain = context.says_nothing and config.system_prompt is None and config.prompt_template == "{prompt}"
+        plain = context.is_empty and config.system_prompt is None and config.prompt_template == "{prompt}"
         text = content if plain else None
     else:
         if messages is None:

@@ -142,7 +142,7 @@ def _numbers(rows: array[int]) -> NDArray[np.int64]:
     return np.array(rows, np.int64)
 
 
-def _shuffled(rows: array[int], seed: int) -> NDArray[np.int64]:
+def _shuffle(rows: array[int], seed: int) -> NDArray[np.int64]:
     """Shuffle by the seed, so that the first few held-out items are a fair sample of a sorted table."""
     return _numbers(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
@@ -161,7 +161,7 @@ def _by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T
         digests[side].add(reader.content(item))
     return (
         RowItems(reader, table, _numbers(sides[0]), digests[0].text()),
-        RowItems(reader, table, _shuffled(sides[1], seed), digests[1].text()),
+        RowItems(reader, table, _shuffle(sides[1], seed), digests[1].text()),
     )
 
 
@@ -188,5 +188,5 @@ def _by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) ->
         logger.warning("%s: they are held out, not trained on", message)
     return (
         RowItems(reader, table, _numbers(kept), digests[0].text()),
-        RowItems(reader, held_out, _shuffled(evaluation, seed), digests[1].text(), "held_out/"),
+        RowItems(reader, held_out, _shuffle(evaluation, seed), digests[1].text(), "held_out/"),
     )

@@ -60,7 +60,7 @@ def check_shown(
 def _check_messages(messages: Sequence[Message], render: _Render) -> None:
     for place, message in enumerate(messages):
         before, role = messages[:place], message.role
-        for fewer, left_out in _fewer(message):
+        for fewer, left_out in _remove_each_part(message):
             if _same(render, before, message, fewer):
                 raise DataError(
                     f"the model's chat template leaves out {left_out} of message {place + 1}, of the {role}: write it "
@@ -69,7 +69,7 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
                 )
 
 
-def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
+def _remove_each_part(message: Message) -> Iterator[tuple[Message, str]]:
     """Yield the message without each part that a template might leave out, and the name of the part."""
     if message.role == "tool":
         if message.text.strip():

@@ -62,7 +62,7 @@ class WeightedStream(ABC, Generic[T, D]):
         self._orders: dict[int, tuple[int, IntArray]] = {}
 
     @abstractmethod
-    def _drawn(self, draw_id: int, item: T, position: int) -> D:
+    def _draw(self, draw_id: int, item: T, position: int) -> D:
         """Return the item as a draw."""
 
     @property
@@ -106,7 +106,7 @@ class WeightedStream(ABC, Generic[T, D]):
         """
         return [self._next(domain) for _ in range(count)]
 
-    def again(self, draw_id: int, domain: str, position: int) -> D:
+    def redraw(self, draw_id: int, domain: str, position: int) -> D:
         """Return an item that was drawn before, by the domain and position of its draw.
 
         Raises:
@@ -123,7 +123,7 @@ class WeightedStream(ABC, Generic[T, D]):
         Raises:
             CheckpointError: No source has this domain.
         """
-        draw = self.again(self.num_drawn, domain, position)
+        draw = self.redraw(self.num_drawn, domain, position)
         self._num_repeated[self._index(domain)] += 1
         return draw
 
@@ -149,7 +149,7 @@ class WeightedStream(ABC, Generic[T, D]):
     def _at(self, draw_id: int, which: int, position: int) -> D:
         source = self._sources[which]
         epoch, offset = divmod(position, len(source.items))
-        return self._drawn(draw_id, source.items[int(self._order(which, epoch)[offset])], position)
+        return self._draw(draw_id, source.items[int(self._order(which, epoch)[offset])], position)
 
     def _most_behind(self) -> int:
         """Return the index of the source that is furthest below its share of the next total (the first, on a tie)."""
@@ -227,7 +227,7 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
         self._render = render
         self._max_prompt_tokens = max_prompt_tokens
 
-    def _drawn(self, draw_id: int, item: Prompt, position: int) -> PromptDraw:
+    def _draw(self, draw_id: int, item: Prompt, position: int) -> PromptDraw:
         token_ids = render_checked(item, self._render, self._max_prompt_tokens)
         return PromptDraw(draw_id=draw_id, prompt=item, token_ids=token_ids, position=position)
 

@@ -16,7 +16,7 @@ from roll.data.rows import RowItems, Table, split_rows
 from roll.errors import DataError
 from roll.types import Prompt
 
-__all__ = ["say_bad_rows", "table_prompts", "tables_of"]
+__all__ = ["table_prompts", "tables_of", "warn_of_bad_rows"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ def table_prompts(
     bad = BadRows()
     sides = split_rows(PromptReader(config, domain, bad, pipeline), tables_of(config, domain, config.prompt_key), seed)
     bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
-    say_bad_rows(bad, config, domain)
+    warn_of_bad_rows(bad, config, domain)
     return sides
 
 
-def say_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
+def warn_of_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
     """Report the rows that cannot be used, if any.
 
     Raises:

@@ -62,7 +62,7 @@ class ChatTemplate:
             return ""
         return self._with_read_arguments(messages, generation_prompt, tools, switches)[1]
 
-    def marked(
+    def render_marked(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), **switches: Any
     ) -> list[tuple[int, int]] | None:
         """Return the spans that the template marks as generated in the conversation's text; `None` if it has no marks.
@@ -95,16 +95,16 @@ class ChatTemplate:
         given = generation_prompt, tools, switches, self._takes_parts
         has_calls = any(message.tool_calls for message in messages)
         try:
-            text = self._rendered(messages, *given)
+            text = self._render(messages, *given)
         except DataError:
             if has_calls:
                 with suppress(DataError):
                     other = with_json_arguments(messages)
-                    return other, self._rendered(other, *given)
+                    return other, self._render(other, *given)
             raise
         if has_calls and shows_arguments_as_python(messages, text):
             messages = with_json_arguments(messages)
-            text = self._rendered(messages, *given)
+            text = self._render(messages, *given)
         return messages, text
 
     @cached_property
@@ -147,13 +147,13 @@ class ChatTemplate:
         asked = [Message(role="user", content=PROBE)]
         for parts in (False, True):
             try:
-                if PROBE in self._rendered(asked, True, (), {}, parts):
+                if PROBE in self._render(asked, True, (), {}, parts):
                     return parts
             except DataError:
                 continue
         return False
 
-    def _rendered(
+    def _render(
         self,
         messages: Sequence[Message],
         generation_prompt: bool,

@@ -19,7 +19,7 @@ from roll.data.templates import PROBE
 from roll.errors import DataError
 from roll.types import Message
 
-__all__ = ["SHORTEST", "common_length", "turns_by_pieces"]
+__all__ = ["SHORTEST", "common_length", "find_turns_in_chunks"]
 
 Span: TypeAlias = tuple[int, int]
 RenderText: TypeAlias = Callable[[Sequence[Message]], str]
@@ -45,7 +45,7 @@ def common_length(one: str, other: str) -> int:
     return low
 
 
-def turns_by_pieces(
+def find_turns_in_chunks(
     messages: Sequence[Message],
     places: Sequence[int],
     text: str,

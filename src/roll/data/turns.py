@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from roll.data.templates import PROBE
-from roll.data.turn_pieces import common_length, turns_by_pieces
+from roll.data.turn_pieces import common_length, find_turns_in_chunks
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Render", "SpecialTokens", "ends_only_last", "find_turns", "thinking_modes", "tokenized"]
+__all__ = ["Render", "SpecialTokens", "ends_only_last", "find_turns", "thinking_modes", "tokenize"]
 
 Span = tuple[int, int]
 """Index of the first character, and the index after the last one."""
@@ -166,7 +166,7 @@ def find_turns(
         return text[: special.spans(text)[-extra_ends][0]] if extra_ends else text
 
     text = render(messages, False)
-    turns = turns_by_pieces(messages, places, text, lambda chat: render(chat, False), find, without_end)
+    turns = find_turns_in_chunks(messages, places, text, lambda chat: render(chat, False), find, without_end)
     turns = find(messages, places, text) if turns is None else turns
     return text, [turns[i] for i in sorted(turns)]
 
@@ -224,9 +224,9 @@ def _turn(
     closing = closing[: len(closing) - extra_ends]
     start, end = closing[-1] if closing else (begin, len(so_far))
     # Some templates begin the reasoning in the generation prompt, and the message repeats it.
-    written = _squeezed("".join(head.text.split()[-1:]) + so_far[begin:end])
+    written = _squeeze("".join(head.text.split()[-1:]) + so_far[begin:end])
     for what, part in _parts(message):
-        if _squeezed(part) not in written:
+        if _squeeze(part) not in written:
             raise DataError(_why(f"leaves out {what}, or ends it without a special token", message))
     if not closing and head.generated:
         raise DataError(
@@ -250,7 +250,7 @@ def _parts(message: Message) -> Iterator[tuple[str, str]]:
             yield f"the call of the tool {name!r}", name
 
 
-def _squeezed(text: str) -> str:
+def _squeeze(text: str) -> str:
     """Return the text without spaces, which templates add and remove."""
     return "".join(text.split())
 
@@ -274,7 +274,7 @@ def _why(what: str, message: Message) -> str:
     )
 
 
-def tokenized(
+def tokenize(
     tokenizer: PreTrainedTokenizerBase, text: str, turns: Sequence[Span], marked: Sequence[Span] | None = None
 ) -> tuple[IntArray, BoolArray]:
     """Return the token IDs of a rendered text, and the loss mask, shape [L] each.
@@ -307,7 +307,7 @@ def _in_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return token IDs, and the start of each token's text; no token crosses a border."""
-    encoded = _encoded(tokenizer, text)
+    encoded = _encode(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
     ends = [end for _, end in encoded["offset_mapping"]]
     crossed = [b for b in borders if (k := bisect_left(starts, b)) and ends[k - 1] > b]
@@ -316,13 +316,13 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int
     ids: list[int] = []
     places: list[int] = []
     for begin, end in pairwise([0, *crossed, len(text)]):
-        piece = _encoded(tokenizer, text[begin:end])
+        piece = _encode(tokenizer, text[begin:end])
         ids += piece["input_ids"]
         places += [begin + start for start, _ in piece["offset_mapping"]]
     return ids, places
 
 
-def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
     """Tokenize with offsets; the tokenizer's warning about long texts is disabled, since such rows are reported
     elsewhere.
     """

@@ -34,7 +34,7 @@ from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.logs import redirect_logs
 from roll.tracking.run_directory import writing
 from roll.tracking.sinks import check_packages
-from roll.tracking.summary import summarise
+from roll.tracking.summary import summarize
 
 __all__ = ["evaluate", "resume", "train"]
 
@@ -76,11 +76,11 @@ def resume(
         edited = [as_override(key, value_at(dump_config(config), key)) for key, _, _ in user_edits(run_path)]
         num_steps = pipeline.facts(config, saved.state if saved else RunState()).num_steps
         if _has_finished(run, saved, num_steps, _changes(run, config)):
-            return summarise(run.name, run.path, run.metrics_path)
+            return summarize(run.name, run.path, run.metrics_path)
         notes = []
         if edited:
             notes.append(f"config.yaml is not as ROLL wrote it: the run goes on with {', '.join(edited)}")
-        if saved is None and (kept := run.set_aside()) is not None:
+        if saved is None and (kept := run.move_existing()) is not None:
             notes.append(f"there is no checkpoint, so the run begins again; what it recorded is kept in '{kept}'")
         return run_to_end(_train(config, run, saved, [*edited, *overrides], callbacks, notes))
 

@@ -33,9 +33,9 @@ from roll.records import read_record
 from roll.simulation.costs import train_s
 from roll.simulation.fit import EngineFit, fit_engine
 from roll.simulation.hardware import Device, Measured, Model, device
-from roll.tracking import RunDirectory, look_at_metrics
-from roll.tracking.reading.files import Inside
-from roll.tracking.reading.rollout_files import as_written, compute, opened, place_of
+from roll.tracking import RunDirectory, read_untrusted_metrics
+from roll.tracking.reading.files import SafeDirectory
+from roll.tracking.reading.rollout_files import as_written, compute, open_rollout_table, place_of
 from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStepSpan
 
@@ -126,7 +126,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
                 "`cluster.type: local`, made by this version of ROLL."
             )
         rollouts = _rollouts(run)
-        steps = _steps(look_at_metrics(run.metrics_path), rollouts)
+        steps = _steps(read_untrusted_metrics(run.metrics_path), rollouts)
         target = run.path / "calibration"
     made_of = _model(config)
     fit = fit_engine(stretches)
@@ -173,11 +173,11 @@ def _rollouts(run: RunDirectory) -> list[_Rollout]:
     found: list[_Rollout] = []
     numbers = ("step", "draw_id", "reward", "reward_duration_s", "status")
     lists = {"prompt_token_ids": "num_prompt", "token_ids": "num_answer"}
-    inside = Inside(run.path)
+    inside = SafeDirectory(run.path)
     for name in sorted(inside.stamps(run.rollouts_dir.name)):
         if (place_of(name) or (0, ""))[1] != "train":
             continue
-        with opened(inside, name) as file:
+        with open_rollout_table(inside, name) as file:
             for portion in file.portions((*numbers, *lists)):
                 rows = as_written(portion.select(numbers)).to_pylist()
                 lengths = [compute().list_value_length(portion.column(column)).to_pylist() for column in lists]

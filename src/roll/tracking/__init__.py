@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roll.tracking.metrics_file import look_at_metrics, read_metrics
+    from roll.tracking.metrics_file import read_metrics, read_untrusted_metrics
     from roll.tracking.run_directory import RunDirectory
     from roll.tracking.spans import Spans
     from roll.tracking.summary import Summary
@@ -21,8 +21,8 @@ __all__ = [
     "Spans",
     "Summary",
     "Tracker",
-    "look_at_metrics",
     "read_metrics",
+    "read_untrusted_metrics",
 ]
 
 _MODULES = {
@@ -30,7 +30,7 @@ _MODULES = {
     "Spans": "spans",
     "Summary": "summary",
     "Tracker": "tracker",
-    "look_at_metrics": "metrics_file",
+    "read_untrusted_metrics": "metrics_file",
     "read_metrics": "metrics_file",
 }
 

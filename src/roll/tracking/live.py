@@ -51,7 +51,7 @@ class LiveConsole(Console):
     def start(self, header: RunHeader) -> None:
         """Print the header and start drawing."""
         self._screen = Screen(header=header, started=time.monotonic())
-        with self._surviving_a_lost_terminal():
+        with self._ignore_lost_terminal():
             self._fit()
             self._rich.print(_title(header))
             self._live = Live(
@@ -94,7 +94,7 @@ class LiveConsole(Console):
 
     def show(self, renderable: Any) -> None:
         """Print above the display, or below it once it is closed."""
-        with self._surviving_a_lost_terminal():
+        with self._ignore_lost_terminal():
             self._fit()
             self._rich.print(renderable, soft_wrap=isinstance(renderable, str))
 
@@ -109,7 +109,7 @@ class LiveConsole(Console):
         live, self._live = self._live, None
         if live is not None:
             self._update(ended=True, phase="")
-            with self._surviving_a_lost_terminal():
+            with self._ignore_lost_terminal():
                 self._fit()
                 live.refresh()
             with contextlib.suppress(OSError, ValueError):
@@ -135,7 +135,7 @@ class LiveConsole(Console):
         while not self._closing.is_set():
             self._news.wait(_LONGEST_FRAME_S)
             self._news.clear()
-            with self._surviving_a_lost_terminal():
+            with self._ignore_lost_terminal():
                 self._fit()
                 if self._live is not None:
                     self._live.refresh()
@@ -153,7 +153,7 @@ class LiveConsole(Console):
         self._rich.size = ConsoleDimensions(*self._terminal.size)
 
     @contextlib.contextmanager
-    def _surviving_a_lost_terminal(self) -> Any:
+    def _ignore_lost_terminal(self) -> Any:
         try:
             yield
         except (OSError, ValueError):

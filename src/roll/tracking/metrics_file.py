@@ -27,9 +27,9 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 from roll.config.renamed import rename_metrics
 from roll.errors import RunDirectoryError
 from roll.tracking import atomic
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import SafeDirectory
 
-__all__ = ["Kind", "MetricsFile", "look_at_metrics", "read_metrics"]
+__all__ = ["Kind", "MetricsFile", "read_metrics", "read_untrusted_metrics"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [row for row, _ in _rows(path)]
 
 
-def look_at_metrics(path: Path) -> list[dict[str, Any]]:
+def read_untrusted_metrics(path: Path) -> list[dict[str, Any]]:
     """Read a file from an untrusted source as `read_metrics` does, without lines of more than 4 MiB.
 
     Raises:
@@ -56,12 +56,12 @@ def look_at_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     found: list[dict[str, Any]] = []
     num_lines = num_values = 0
-    with Inside(path.parent).open(path.name) as file:
+    with SafeDirectory(path.parent).open(path.name) as file:
         if os.fstat(file.fileno()).st_size > _LARGEST:
             raise RunDirectoryError(f"'{path.name}' is larger than {_LARGEST // 2**20} MiB: `roll dashboard` shows it.")
         for line in _lines(file):
             num_lines += 1
-            for row in _parsed(line):
+            for row in _parse(line):
                 num_values += len(row)
                 found.append({sys.intern(name): value for name, value in row.items()})
             if num_lines > _MOST_LINES or num_values > _MOST_VALUES:
@@ -148,10 +148,10 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return [(row, line) for line in lines for row in _parsed(line)]
+    return [(row, line) for line in lines for row in _parse(line)]
 
 
-def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
+def _parse(line: bytes) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
         is_row = line.endswith(b"\n") and isinstance(row, dict)

@@ -162,7 +162,7 @@ class RunDirectory:
         began = None if origin is None else Path(origin.directory)
         return began if began is not None and began.is_dir() else here
 
-    def set_aside(self) -> Path | None:
+    def move_existing(self) -> Path | None:
         """Move the files of earlier steps into a separate directory, for a run that starts over.
 
         If a process was killed during this, the next one continues with the same directory.

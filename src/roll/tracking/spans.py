@@ -87,7 +87,7 @@ class Spans:
         self._events: list[dict[str, Any]] = []
         self._trace: TraceFile | None = None
         if trace_path is not None:
-            with self._giving_up_on_errors():
+            with self._disable_on_error():
                 self._trace = TraceFile(trace_path)
             self._emit(name="process_name", ph="M", args={"name": f"roll (process {os.getpid()})"})
 
@@ -236,12 +236,12 @@ class Spans:
 
     def _flush(self) -> None:
         events, self._events = self._events, []
-        with self._giving_up_on_errors():
+        with self._disable_on_error():
             if self._trace is not None:
                 self._trace.append(events)
 
     @contextlib.contextmanager
-    def _giving_up_on_errors(self) -> Iterator[None]:
+    def _disable_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from roll.tracking.run_directory import RunDirectory
 
-__all__ = ["Ending", "Summary", "generation_time", "next_commands", "num_compared", "summarise"]
+__all__ = ["Ending", "Summary", "generation_time", "next_commands", "num_compared", "summarize"]
 
 EndingKind: TypeAlias = Literal["finished", "alarm", "interrupted", "error"]
 _LONGEST_MESSAGE = 4000
@@ -158,7 +158,7 @@ class Summary:
         return table
 
 
-def summarise(
+def summarize(
     name: str,
     directory: Path,
     metrics_path: Path,
@@ -174,11 +174,11 @@ def summarise(
     rows = read_metrics(metrics_path) if rows is None else rows
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
-    accuracies = _Course.of(evaluations, lambda row: row.get("eval/accuracy"))
+    accuracies = _Scores.of(evaluations, lambda row: row.get("eval/accuracy"))
     views = [EvaluationView.of(row["step"], row) for row in evaluations]
     measure = next((view.measure for view in reversed(views) if view.value is not None), "accuracy")
     best = min if measure == "loss" else max
-    scores = _Course.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value, best)
+    scores = _Scores.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value, best)
     compared = num_compared(len(steps))
     trained = _column(steps, "data/groups_trained")
     step_times = _column(steps, "time/step_s")
@@ -229,7 +229,7 @@ def next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Course:
+class _Scores:
     """A measure over the evaluations of a run."""
 
     before: float | None
@@ -243,7 +243,7 @@ class _Course:
         rows: Sequence[Mapping[str, Any]],
         value: Callable[[Mapping[str, Any]], float | None],
         best: Callable[..., float | None] = max,
-    ) -> _Course:
+    ) -> _Scores:
         first, later = rows[:1], [row for row in rows if row["step"] > 0]
         found = [v for row in later if (v := value(row)) is not None]
         return cls(

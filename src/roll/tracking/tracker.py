@@ -34,7 +34,7 @@ from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks, rollout_table
 from roll.tracking.spans import Spans
-from roll.tracking.summary import Ending, Summary, generation_time, next_commands, summarise
+from roll.tracking.summary import Ending, Summary, generation_time, next_commands, summarize
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
@@ -119,7 +119,7 @@ class Tracker:
             settings = config.model_dump(mode="json")
             terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.log_path(LOG_ROLE)))
             self._sinks = open_sinks(run, config.tracking, settings, last_step)
-            stack.callback(self._say_who_was_left_behind)
+            stack.callback(self._report_leftover_rollouts)
             for sink in self._sinks:
                 stack.callback(sink.close)
             self.console = open_console(config.tracking.console, terminal)
@@ -140,7 +140,7 @@ class Tracker:
         self.console.close()
         if error is not None:
             with contextlib.suppress(OSError):  # a full disk may have ended the run
-                self._summarise(Ending.of(error)).write(self.run.summary_path)
+                self._summarize(Ending.of(error)).write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
         self._stack.close()
@@ -247,8 +247,8 @@ class Tracker:
 
             truncate_events(self.run.tensorboard_dir, step)
 
-    def _summarise(self, ending: Ending) -> Summary:
-        return summarise(
+    def _summarize(self, ending: Ending) -> Summary:
+        return summarize(
             self.run.name,
             self.run.path,
             self.run.metrics_path,
@@ -265,7 +265,7 @@ class Tracker:
 
         for sink in self._sinks:
             sink.settle()
-        summary = self._summarise(Ending(kind="finished"))
+        summary = self._summarize(Ending(kind="finished"))
         with writing(self.run.path):
             summary.write(self.run.summary_path)
             rows = read_metrics(self.run.metrics_path)
@@ -328,7 +328,7 @@ class Tracker:
         if name in ("generate", "reward"):
             self._show_progress()
 
-    def _say_who_was_left_behind(self) -> None:
+    def _report_leftover_rollouts(self) -> None:
         for sink in self._sinks:
             if sink.is_left_behind:
                 self.console.show(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable", "shortened"]
+__all__ = ["printable", "shorten"]
 
 
 def printable(text: str) -> str:
@@ -14,7 +14,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
-def shortened(text: str, num_characters: int) -> str:
+def shorten(text: str, num_characters: int) -> str:
     """Return the first characters as `printable` text, with the number of omitted characters."""
     left = len(text) - num_characters
     return printable(text[:num_characters]) + (f" … and {left} characters" if left > 0 else "")

@@ -14,7 +14,7 @@ from unit.tracking.conftest import make_config, make_group
 from worlds import tiny_model
 
 from roll.cli.main import run as roll
-from roll.cli.viewing.index import RolloutFile, parse_filter, rollout_files, sorted_rows
+from roll.cli.viewing.index import RolloutFile, parse_filter, rollout_files, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_table import write_rollouts
@@ -94,10 +94,10 @@ def test_cli_view_a_malformed_filter_is_refused_with_what_to_write(text: str, me
 
 def test_cli_view_rows_without_a_value_come_last_in_either_order(run: RunDirectory) -> None:
     rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("step=1"))]
-    assert [row.values["reward"] for row in sorted_rows(rows, "reward")] == [0.0, 0.25, 1.0, None]
-    assert [row.values["reward"] for row in sorted_rows(rows, "-reward")] == [1.0, 0.25, 0.0, None]
+    assert [row.values["reward"] for row in sort_rows(rows, "reward")] == [0.0, 0.25, 1.0, None]
+    assert [row.values["reward"] for row in sort_rows(rows, "-reward")] == [1.0, 0.25, 0.0, None]
     with pytest.raises(UserError, match="no 'rewards'"):
-        sorted_rows(rows, "-rewards")
+        sort_rows(rows, "-rewards")
 
 
 def test_cli_view_where_the_output_is_no_terminal_a_table_is_printed(
@@ -179,9 +179,9 @@ def test_cli_view_a_number_that_is_none_comes_last_in_either_order(run: RunDirec
     for file in rollout_files(run.rollouts_dir):
         _spoil_file(file.path, "reward", [0.5, math.nan, 1.0, math.nan][: 2 if file.kind == "eval" else 4])
     rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("kind=train"))]
-    found = [str(row.values["reward"]) for row in sorted_rows(rows, "reward")]
+    found = [str(row.values["reward"]) for row in sort_rows(rows, "reward")]
     assert found == ["0.5", "0.5", "1.0", "1.0", *["nan"] * 4]
-    found = [str(row.values["reward"]) for row in sorted_rows(rows, "-reward")]
+    found = [str(row.values["reward"]) for row in sort_rows(rows, "-reward")]
     assert found == ["1.0", "1.0", "0.5", "0.5", *["nan"] * 4]
 
 
@@ -213,16 +213,16 @@ def test_cli_view_a_column_of_another_type_is_named(
 
 def test_cli_view_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
     pytest.importorskip("textual")
-    from roll.cli.viewing.screen import described
+    from roll.cli.viewing.screen import describe_rollout
     from roll.cli.viewing.tokens import token_lines
 
     _spoil(run, "logprobs", [None])
     _spoil(run, "messages", [None, {"role": None, "content": None}])
     (file, *_) = rollout_files(run.rollouts_dir)
     assert [cell.plain for cell in token_lines(file.rollout(0, tokens=True), str)[0]][3:5] == ["nan", "nan%"]
-    assert "answer of the model" in described(file.rollout(0)).plain
-    assert "a –" in described({"components": [("a", None)]}).plain
-    assert described({"step": 12345678, "advantage": -0.70710678118}).plain.startswith(
+    assert "answer of the model" in describe_rollout(file.rollout(0)).plain
+    assert "a –" in describe_rollout({"components": [("a", None)]}).plain
+    assert describe_rollout({"step": 12345678, "advantage": -0.70710678118}).plain.startswith(
         "step 12345678  advantage -0.7071  "
     )
 

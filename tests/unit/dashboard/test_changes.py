@@ -20,7 +20,7 @@ async def test_dashboard_watch_changes_are_told_once_for_what_grew(
     monkeypatch.setattr("roll.dashboard.changes._REST_S", 0.0)
     run, owes = Run(make_run(), "demo", Vocabularies()), False
     pace = Pace()
-    monkeypatch.setattr(pace, "owes", lambda: owes)
+    monkeypatch.setattr(pace, "is_over_budget", lambda: owes)
     events = changes(run, pace)
 
     async def after(step: int) -> str:
@@ -46,7 +46,7 @@ def test_dashboard_watch_time_taken_is_owed_until_its_share_has_passed(monkeypat
     def owes_after(seconds: float) -> bool:
         nonlocal now
         now += seconds
-        return pace.owes()
+        return pace.is_over_budget()
 
     assert not owes_after(1)
     taken += 0.035

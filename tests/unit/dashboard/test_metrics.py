@@ -9,11 +9,11 @@ import pytest
 
 from roll.dashboard.metrics import Metrics
 from roll.tracking.metrics_file import MetricsFile
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import SafeDirectory
 
 
 def read(path: Path) -> Metrics:
-    metrics = Metrics(Inside(path))
+    metrics = Metrics(SafeDirectory(path))
     metrics.refresh()
     return metrics
 
@@ -87,7 +87,7 @@ def test_dashboard_metrics_few_bytes_do_not_become_very_many_values(
     wide = {"step": 1, "kind": "train"} | {f"n{number}": 1.0 for number in range(9)}
     rows = [wide, *({"step": step, "kind": "train"} for step in range(2, 9)), {"step": 9, "kind": "train", "new": 1}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics = Metrics(Inside(tmp_path))
+    metrics = Metrics(SafeDirectory(tmp_path))
     metrics.refresh()
     table = metrics.tables["train"]
     assert (len(table.columns), list(table.steps)) == (9, [1, 2, 3, 4])
@@ -97,6 +97,6 @@ def test_dashboard_metrics_few_bytes_do_not_become_very_many_values(
 def test_dashboard_metrics_time_stays_finite(tmp_path: Path) -> None:
     rows = [{"step": step, "kind": "train", "time/step_s": 1e308 if step > 1 else 2.0} for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    metrics = Metrics(Inside(tmp_path))
+    metrics = Metrics(SafeDirectory(tmp_path))
     metrics.refresh()
     assert metrics.names()["kinds"]["train"]["time_s"] == [2.0, 2.0, 2.0]

@@ -15,7 +15,7 @@ from unit.dashboard.conftest import client_of, ids
 from unit.tracking.conftest import make_group
 
 from roll.dashboard.rollouts import Rollouts, file_of, row_of
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.rollout_table import TOKEN_COLUMNS, write_rollouts
 
 MakeRun = Callable[..., Path]
@@ -36,7 +36,7 @@ def shown(answer: dict[str, Any]) -> list[str]:
 
 
 def index_of(path: Path) -> Rollouts:
-    index = Rollouts(Inside(path), lambda step: step - 1.0)
+    index = Rollouts(SafeDirectory(path), lambda step: step - 1.0)
     for name, stamp in index.pending():
         index.add(name, stamp)
     return index

@@ -10,12 +10,12 @@ import pytest
 from unit.dashboard.conftest import trace_of
 
 from roll.dashboard.trace import Trace
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.trace import TraceFile
 
 
 def read(path: Path) -> Trace:
-    trace = Trace(Inside(path))
+    trace = Trace(SafeDirectory(path))
     trace.refresh(60.0)
     return trace
 
@@ -58,7 +58,7 @@ def test_dashboard_trace_a_trace_that_is_rewritten_while_it_is_read_shows_only_w
     monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 300)
     path = tmp_path / "trace.json"
     TraceFile(path).append(trace_of(2))
-    trace = Trace(Inside(tmp_path))
+    trace = Trace(SafeDirectory(tmp_path))
     clock = iter((0.0, 0.5, 2.0))
     with monkeypatch.context() as patch:
         patch.setattr("roll.dashboard.trace.time.monotonic", lambda: next(clock))

@@ -10,7 +10,7 @@ from tokenizers.models import WordLevel
 
 from roll.dashboard import vocabulary
 from roll.dashboard.vocabulary import TOKENIZER, Vocabularies
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import SafeDirectory
 
 
 def test_dashboard_vocabulary_a_broken_tokenizer_is_parsed_once_until_it_changes(
@@ -24,12 +24,12 @@ def test_dashboard_vocabulary_a_broken_tokenizer_is_parsed_once_until_it_changes
         (tmp_path / run).mkdir()
         (tmp_path / run / TOKENIZER).write_text("{}")
         for _ in range(3):
-            assert found.of(Inside(tmp_path / run)) is None
+            assert found.of(SafeDirectory(tmp_path / run)) is None
     assert parsed == [b"{}"]
     Tokenizer(WordLevel({"one": 0}, unk_token="one")).save(str(tmp_path / "a" / TOKENIZER))
-    good = found.of(Inside(tmp_path / "a"))
+    good = found.of(SafeDirectory(tmp_path / "a"))
     assert good is not None and good.texts([0]) == ["one"]
-    assert found.of(Inside(tmp_path / "a")) is good
+    assert found.of(SafeDirectory(tmp_path / "a")) is good
     assert len(parsed) == 2
 
 
@@ -38,5 +38,5 @@ def test_dashboard_vocabulary_a_tokenizer_that_is_too_large_is_not_read(
 ) -> None:
     with (tmp_path / TOKENIZER).open("wb") as file:
         file.truncate(vocabulary._LARGEST + 1)
-    monkeypatch.setattr(Inside, "read", lambda *_, **__: pytest.fail("it is read"))
-    assert Vocabularies().of(Inside(tmp_path)) is None
+    monkeypatch.setattr(SafeDirectory, "read", lambda *_, **__: pytest.fail("it is read"))
+    assert Vocabularies().of(SafeDirectory(tmp_path)) is None

@@ -148,14 +148,14 @@ def test_conversation_long_masks_of_long_conversations_take_time_that_grows_with
 ) -> None:
     """Rendering every prompt of n messages would render n² / 2 of them: 300 times each of 600."""
     rendered = 0
-    render = ChatTemplate._rendered
+    render = ChatTemplate._render
 
     def counting(self: ChatTemplate, messages: Sequence[Message], *given: Any) -> str:
         nonlocal rendered
         rendered += len(messages)
         return render(self, messages, *given)
 
-    monkeypatch.setattr(ChatTemplate, "_rendered", counting)
+    monkeypatch.setattr(ChatTemplate, "_render", counting)
     chat = questions(600) if shape == "questions" else SHAPES[shape]()
     ChatRenderer(tokenizers[name]).conversation(chat)
     assert rendered < 45 * len(chat)

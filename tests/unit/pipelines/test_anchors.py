@@ -162,11 +162,11 @@ def test_anchor_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there
     assert (first.draw_id, second.draw_id, first.position) == (0, 1, 5) and first.anchor and second.anchor
     anchors.note_anchors(config.anchors or ROLLBACK, state, [], [second])
     resumed = EpisodeDraws(config=config, state=state, stream=stream())
-    again = resumed.again(1, "a", 5)
+    again = resumed.redraw(1, "a", 5)
     assert again.anchor == second.anchor and again.uid == second.uid
-    assert resumed.again(0, "a", 5).anchor is None  # no longer in flight at the boundary
+    assert resumed.redraw(0, "a", 5).anchor is None  # no longer in flight at the boundary
     state.kept = ()
-    assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.again(1, "a", 5).anchor is None
+    assert [draw.position for draw in draws.draw(2)] == [0, 1] and resumed.redraw(1, "a", 5).anchor is None
 
 
 def test_anchor_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_number() -> None:
@@ -435,7 +435,7 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
     async def expert(request: GenerationRequest) -> Generation:
         return replace(await policy.generate(request), token_ids=np.array([ord(next(script)), 0], np.int32))
 
-    shown = await played(stream.again(-1, "chain", 0), 0, expert)
+    shown = await played(stream.redraw(-1, "chain", 0), 0, expert)
     episode = KeptEpisode(domain="chain", position=0, trajectory=anchors.record_trajectory(shown), shown=True)
     state = AgenticState(kept=(episode,))
     draws = EpisodeDraws(config=config, state=state, stream=stream)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside, Tail
+from roll.tracking.reading.files import SafeDirectory, Tail
 
 
 def lines(tail: Tail) -> bytes:
@@ -16,7 +16,7 @@ def lines(tail: Tail) -> bytes:
 
 
 def test_tracking_reader_a_half_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
-    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     assert lines(tail) == b""
     path.write_bytes(b"one\ntw")
     assert lines(tail) == b"one\n"
@@ -28,7 +28,7 @@ def test_tracking_reader_a_half_line_is_read_once_it_is_whole(tmp_path: Path) ->
 
 @pytest.mark.parametrize("after", [b"one\n", b"ONE\ntwo\nthree\n", b""])
 def test_tracking_reader_a_file_that_was_cut_or_rewritten_is_read_from_its_start(tmp_path: Path, after: bytes) -> None:
-    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     path.write_bytes(b"one\ntwo\n")
     assert lines(tail) == b"one\ntwo\n"
     path.write_bytes(after)
@@ -38,7 +38,7 @@ def test_tracking_reader_a_file_that_was_cut_or_rewritten_is_read_from_its_start
 
 
 def test_tracking_reader_a_file_that_was_replaced_or_removed_begins_anew(tmp_path: Path) -> None:
-    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     path.write_bytes(b"one\n")
     assert lines(tail) == b"one\n"
     (tmp_path / "g").write_bytes(b"one\ntwo\n")
@@ -53,18 +53,18 @@ def test_tracking_reader_a_line_without_end_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "f").open("wb") as file:
         file.truncate(17 * 2**20)
     with pytest.raises(RunDirectoryError, match="16 MiB"):
-        lines(Tail(Inside(tmp_path), "f"))
+        lines(Tail(SafeDirectory(tmp_path), "f"))
 
 
 def test_tracking_reader_a_line_that_is_too_long_is_refused_again_without_being_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     path.write_bytes(b"one\n" + bytes(17 * 2**20))
     with pytest.raises(RunDirectoryError, match="16 MiB"):
         lines(tail)
     with monkeypatch.context() as patch:
-        patch.setattr(Inside, "open", lambda *_: pytest.fail("it is read again"))
+        patch.setattr(SafeDirectory, "open", lambda *_: pytest.fail("it is read again"))
         with pytest.raises(RunDirectoryError, match="16 MiB"):
             lines(tail)
         assert tail.grown()
@@ -77,7 +77,7 @@ def test_tracking_reader_a_file_that_is_rewritten_longer_while_it_is_read_begins
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 8)
-    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     path.write_bytes(b"old-001\nold-002\nold-003\n")
     reading = tail.chunks()
     assert next(reading) == (False, b"old-001\n")
@@ -97,7 +97,7 @@ def test_tracking_reader_nothing_is_read_through_a_link_a_pipe_or_a_name_that_le
     (root / "file").symlink_to(tmp_path / "secret")
     (root / "directory").symlink_to(tmp_path / "out")
     os.mkfifo(root / "pipe")
-    inside = Inside(root)
+    inside = SafeDirectory(root)
     refused = [
         ("file",), ("directory", "secret"), ("pipe",), ("..", "secret"), ("own", "..", "..", "secret"), ("own",),
         (str(tmp_path / "secret"),), ("",), ("own/../../secret",), ("a\0b",), ("missing",),
@@ -112,6 +112,6 @@ def test_tracking_reader_nothing_is_read_through_a_link_a_pipe_or_a_name_that_le
 
 def test_tracking_reader_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"12345")
-    assert Inside(tmp_path).read("f", limit=5) == b"12345"
+    assert SafeDirectory(tmp_path).read("f", limit=5) == b"12345"
     with pytest.raises(RunDirectoryError, match="larger"):
-        Inside(tmp_path).read("f", limit=4)
+        SafeDirectory(tmp_path).read("f", limit=4)

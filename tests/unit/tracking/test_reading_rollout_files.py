@@ -12,8 +12,8 @@ import pytest
 
 from roll.dashboard.file_columns import read_columns
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside
-from roll.tracking.reading.rollout_files import distinct, holding, opened, place_of
+from roll.tracking.reading.files import SafeDirectory
+from roll.tracking.reading.rollout_files import distinct, holding, open_rollout_table, place_of
 
 NAME = "step-000001.parquet"
 MANY = 50_000
@@ -55,7 +55,7 @@ def test_tracking_rollout_reader_the_name_of_a_file_says_what_it_holds(
 def test_tracking_rollout_reader_a_text_that_all_rows_share_is_held_once(run: Path) -> None:
     shared_text(run)
     before = pa.total_allocated_bytes()
-    with opened(Inside(run), NAME) as file:
+    with open_rollout_table(SafeDirectory(run), NAME) as file:
         most = rows = 0
         for portion in file.portions(("text", "verdict")):
             assert holding(portion.column("text"), "É").all() and not holding(portion.column("text"), "b").any()
@@ -64,7 +64,7 @@ def test_tracking_rollout_reader_a_text_that_all_rows_share_is_held_once(run: Pa
         assert most < 2**27
         assert file.beginnings([0, MANY - 1], "text", 3) == ["AéA", "AéA"]
     previews: list[tuple[str, str]] = []
-    columns = read_columns(Inside(run), NAME, previews.extend)
+    columns = read_columns(SafeDirectory(run), NAME, previews.extend)
     assert len(previews) == MANY and previews[-1] == ("", "Aé" * 100)
     assert columns.labels["verdict"][1] == ["", "Aé" * 100] and columns.numbers["reward"][-1] == MANY - 1
 
@@ -73,11 +73,11 @@ def test_tracking_rollout_reader_rows_that_are_too_large_together_are_refused_an
     run: Path,
 ) -> None:
     shared_text(run)
-    with opened(Inside(run), NAME) as file:
+    with open_rollout_table(SafeDirectory(run), NAME) as file:
         assert len(file.rows([MANY - 1], ("text",))[0]["text"]) == 1_000_000
     with (
         pytest.raises(RunDirectoryError, match="more than 64 MiB in the rollouts that were asked for"),
-        opened(Inside(run), NAME) as file,
+        open_rollout_table(SafeDirectory(run), NAME) as file,
     ):
         file.rows(range(60), ("text",))
 
@@ -85,11 +85,11 @@ def test_tracking_rollout_reader_rows_that_are_too_large_together_are_refused_an
 def test_tracking_rollout_reader_messages_that_share_a_text_are_counted_as_often_as_they_stand_there(run: Path) -> None:
     message = {"role": "user", "content": "x" * 1_000_000}
     write(run, {"messages": [[message] * 100, [message]]})
-    with opened(Inside(run), NAME) as file:
+    with open_rollout_table(SafeDirectory(run), NAME) as file:
         assert file.rows([1])[0]["messages"] == [message]
     with (
         pytest.raises(RunDirectoryError, match="more than 64 MiB"),
-        opened(Inside(run), NAME) as file,
+        open_rollout_table(SafeDirectory(run), NAME) as file,
     ):
         file.rows([0])
 
@@ -103,10 +103,10 @@ def test_tracking_rollout_reader_a_row_group_of_gigabytes_is_refused_by_its_meta
     monkeypatch.setattr("roll.tracking.reading.rollout_files._LARGEST_GROUP", 2**24)
     with (
         pytest.raises(RunDirectoryError, match=r"0\.0 GiB in one row group: no run writes such a file"),
-        opened(Inside(run), NAME) as file,
+        open_rollout_table(SafeDirectory(run), NAME) as file,
     ):
         list(file.portions(("token_ids",)))
-    with opened(Inside(run), NAME) as file:  # columns that are not asked for do not count
+    with open_rollout_table(SafeDirectory(run), NAME) as file:  # columns that are not asked for do not count
         assert [row["reward"] for row in file.rows([1, 0], ("reward",))] == [1.0, 0.0]
 
 
@@ -115,7 +115,7 @@ def test_tracking_rollout_reader_portions_are_as_long_as_their_values_allow(
 ) -> None:
     write(run, {"token_ids": [[0] * 100] * 1000, "reward": np.arange(1000.0)}, row_group_size=500)
     monkeypatch.setattr("roll.tracking.reading.rollout_files._PORTION", 100 * 8 * 70)
-    with opened(Inside(run), NAME) as file:
+    with open_rollout_table(SafeDirectory(run), NAME) as file:
         sizes = [portion.num_rows for portion in file.portions(("token_ids",))]
         assert sum(sizes) == 1000 and max(sizes) == 70
         found = file.rows([999, 3, 71, 3, 500], ("reward",))
@@ -135,6 +135,6 @@ def test_tracking_rollout_reader_a_row_that_is_gone_is_said(run: Path) -> None:
     for place in (1, -1):
         with (
             pytest.raises(RunDirectoryError, match="fewer rollouts than before: read the files again"),
-            opened(Inside(run), NAME) as file,
+            open_rollout_table(SafeDirectory(run), NAME) as file,
         ):
             file.rows([place])

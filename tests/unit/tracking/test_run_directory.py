@@ -93,16 +93,16 @@ def test_run_directory_what_is_set_aside_stays_together_also_where_that_was_kill
     with RunDirectory.open(tmp_path / "a", lock=True) as run, monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename_some)
         try:
-            run.set_aside()
+            run.move_existing()
         except Killed:
             assert moved < len(RECORDED)
     with RunDirectory.open(tmp_path / "a", lock=True) as run:
-        aside = run.set_aside()
+        aside = run.move_existing()
         assert aside == (run.path / "before-restart-1" if moved < len(RECORDED) else None)
         assert [name for name in RECORDED if (run.path / name).exists()] == []
         assert all((run.path / "before-restart-1" / name).read_text() == "first" for name in RECORDED)
         record()
-        assert run.set_aside() == run.path / "before-restart-2"
+        assert run.move_existing() == run.path / "before-restart-2"
         assert all((run.path / "before-restart-2" / name).exists() for name in RECORDED)
 
 

@@ -23,7 +23,7 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError
 from roll.tracking import RunDirectory, Tracker, read_metrics
 from roll.tracking.sinks import SINKS, GuardedSink, RolloutTable, guarded, rollout_table
-from roll.tracking.sinks.base import flattened, run_id
+from roll.tracking.sinks.base import flatten, run_id
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07 <script>alert(1)</script> | `x` \u202egnp.exe \ud800 [red]rich[/red]\n" + "long " * 3000
@@ -325,7 +325,7 @@ def test_tracker_a_table_goes_from_the_best_rollout_to_the_worst_and_the_unscore
 
 
 def test_tracker_settings_are_flattened_to_their_leaves() -> None:
-    assert flattened({"a": {"b": 1, "c": []}, "d": [{"e": None}, 2], "f": {}}) == {
+    assert flatten({"a": {"b": 1, "c": []}, "d": [{"e": None}, 2], "f": {}}) == {
         "a.b": 1, "a.c": [], "d.0.e": None, "d.1": 2, "f": {},
     }  # fmt: skip
 

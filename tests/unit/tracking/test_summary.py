@@ -16,7 +16,7 @@ from roll.errors import AlarmError, ConfigError
 from roll.pipelines.stop import Interrupted
 from roll.tracking.memory import PeakMemory, process_tree, proportional_bytes
 from roll.tracking.plot import plot_run, shows_loss, smooth
-from roll.tracking.summary import Ending, Summary, summarise
+from roll.tracking.summary import Ending, Summary, summarize
 
 
 def write_lines(path: Path, *rows: dict) -> Path:
@@ -44,7 +44,7 @@ def test_run_summary_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
         evaluation_row(4, 0.875),
         evaluation_row(8, 0.75),
     )
-    summary = summarise("demo", tmp_path, path, setup_s=12.0, peak_rss_bytes=3 * 2**30)
+    summary = summarize("demo", tmp_path, path, setup_s=12.0, peak_rss_bytes=3 * 2**30)
     assert summary == Summary(
         name="demo",
         directory=str(tmp_path),
@@ -68,7 +68,7 @@ def test_run_summary_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
 
 
 def test_run_summary_what_was_not_measured_is_null_and_left_out_of_the_table(tmp_path: Path) -> None:
-    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, float("nan"))))
+    summary = summarize("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, float("nan"))))
     assert summary.accuracy_before is None and summary.accuracy_after is None
     summary.write(tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["reward_last5"] is None
@@ -76,7 +76,7 @@ def test_run_summary_what_was_not_measured_is_null_and_left_out_of_the_table(tmp
 
 
 def test_run_summary_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
-    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", evaluation_row(10, 0.5)))
+    summary = summarize("demo", tmp_path, write_lines(tmp_path / "m.jsonl", evaluation_row(10, 0.5)))
     assert (summary.accuracy_before, summary.accuracy_after) == (None, 0.5)
 
 
@@ -84,7 +84,7 @@ def test_run_summary_a_run_that_did_nothing_says_so_and_an_evaluation_without_an
     failed = {"data/groups_trained": 0.0, "rollout/infra_errors": 4.0, "rollout/infra_error_share": 1.0}
     empty = {"step": 2, "kind": "evaluation", "eval/num_answers": 0.0, "eval/infra_errors": 3.0}
     rows = [evaluation_row(0, 0.5), step_row(1, None, **failed), step_row(2, None, **failed), empty]
-    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *rows))
+    summary = summarize("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *rows))
     assert (summary.num_trained_steps, summary.accuracy_after, summary.score_after) == (0, None, None)
     assert (summary.infra_errors, summary.infra_error_share, summary.empty_evaluations) == (8, 1.0, 1)
     assert summary.evaluation_infra_errors == 3
@@ -94,7 +94,7 @@ def test_run_summary_a_run_that_did_nothing_says_so_and_an_evaluation_without_an
 
 def test_run_summary_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
     graded = [{"step": s, "kind": "evaluation", "eval/score": s / 8, "eval/verified_share": 0.0} for s in (0, 4, 8)]
-    summary = summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *graded))
+    summary = summarize("demo", tmp_path, write_lines(tmp_path / "m.jsonl", *graded))
     assert (summary.measure, summary.score_before, summary.score_after, summary.score_best) == ("mean reward", 0, 1, 1)
     assert summary.accuracy_after is None
     assert "mean reward after" in table_text(summary)
@@ -108,7 +108,7 @@ def test_run_summary_compares_first_and_last_steps_that_do_not_overlap(
     tmp_path: Path, num_steps: int, shown: str
 ) -> None:
     path = write_lines(tmp_path / "m.jsonl", *(step_row(i, float(i)) for i in range(num_steps)))
-    summary = summarise("demo", tmp_path, path)
+    summary = summarize("demo", tmp_path, path)
     assert f"reward, {shown}" in table_text(summary)
     count = min(5, num_steps // 2)
     assert summary.reward_first5 == pytest.approx((count - 1) / 2)
@@ -116,7 +116,7 @@ def test_run_summary_compares_first_and_last_steps_that_do_not_overlap(
 
 
 def test_run_summary_of_one_step_shows_its_reward(tmp_path: Path) -> None:
-    text = table_text(summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, 0.25))))
+    text = table_text(summarize("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, 0.25))))
     assert "reward" in text and "first" not in text
 
 

@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.cli.migration.rules import Lost, Rule, Values
+from roll.cli.migration.rules import Rule, UnsupportedValue, Values
 from roll.config.document import dump
 from roll.config.load import dump_config, load_config
 from roll.config.problems import show
 from roll.errors import ConfigError
 from roll.registry import did_you_mean
 
-__all__ = ["Converted", "Said", "convert"]
+__all__ = ["Converted", "KeyResult", "convert"]
 
 _KEPT = (
     "pipeline",
@@ -32,7 +32,7 @@ NO_VALUE = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class KeyResult:
     """The result for one key."""
 
     key: str
@@ -49,10 +49,10 @@ class Converted:
 
     source: str
     tree: dict[str, Any]
-    said: Sequence[Said]
+    said: Sequence[KeyResult]
 
     @property
-    def lost(self) -> list[Said]:
+    def lost(self) -> list[KeyResult]:
         """Keys that could not be converted."""
         return [said for said in self.said if said.outcome == "lost"]
 
@@ -104,7 +104,7 @@ def convert(
     start: Mapping[str, Any],
     said_by_caller: Mapping[str, Any],
     problems: Sequence[str] = (),
-    unread: Sequence[Said] = (),
+    unread: Sequence[KeyResult] = (),
 ) -> Converted:
     """Apply `rules` to the keys of a file.
 
@@ -150,7 +150,7 @@ def _apply(
             continue
         try:
             new = rule.convert(work.values)
-        except Lost as lost:
+        except UnsupportedValue as lost:
             work.lost[rule.key] = str(lost)
             continue
         except ConfigError as error:
@@ -180,7 +180,7 @@ def _wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _refusal(source: str, problems: Sequence[str], unread: Sequence[Said]) -> str:
+def _refusal(source: str, problems: Sequence[str], unread: Sequence[KeyResult]) -> str:
     """Return one message with all distinct problems, and the parts that could not be read, which may be their cause."""
     unique = list(dict.fromkeys(problems))
     lines = [f"{source}: {unique[0]}"]
@@ -206,8 +206,8 @@ def _leave_defaults_out(work: _Work, full: Mapping[str, Any]) -> None:
                 work.flat = fewer
 
 
-def _known(rules: Sequence[Rule], work: _Work, decided: Mapping[str, tuple[str, ...]]) -> list[Said]:
-    said: list[Said] = []
+def _known(rules: Sequence[Rule], work: _Work, decided: Mapping[str, tuple[str, ...]]) -> list[KeyResult]:
+    said: list[KeyResult] = []
     owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in work.given}
     for rule in rules:
         own = [key for key in work.given if owner[key] is rule]
@@ -218,7 +218,7 @@ def _known(rules: Sequence[Rule], work: _Work, decided: Mapping[str, tuple[str, 
     return said
 
 
-def _say(rule: Rule, key: str, work: _Work, decided: Mapping[str, tuple[str, ...]]) -> Said:
+def _say(rule: Rule, key: str, work: _Work, decided: Mapping[str, tuple[str, ...]]) -> KeyResult:
     value = work.values.get(key, rule.default)
     outcome: Literal["became", "default", "needless", "lost"]
     if key in work.lost:
@@ -233,13 +233,13 @@ def _say(rule: Rule, key: str, work: _Work, decided: Mapping[str, tuple[str, ...
         text = ", ".join(f"{target}={show(work.flat[target])}" for target in written) or ", ".join(targets) or rule.note
         if written and rule.note:
             text += f" ({rule.note})"
-    return Said(key=key, value=value, given=key in work.given, outcome=outcome, text=text)
+    return KeyResult(key=key, value=value, given=key in work.given, outcome=outcome, text=text)
 
 
-def _unknown(rules: Sequence[Rule], work: _Work) -> list[Said]:
+def _unknown(rules: Sequence[Rule], work: _Work) -> list[KeyResult]:
     names = [rule.key for rule in rules]
     return [
-        Said(
+        KeyResult(
             key=key,
             value=work.values[key],
             given=True,

@@ -9,16 +9,16 @@ from typing import Any, Literal
 from roll.errors import ConfigError
 
 __all__ = [
-    "Lost",
     "Rule",
+    "UnsupportedValue",
     "Values",
-    "counted_with",
-    "given_with",
-    "lacking",
+    "converted_with",
+    "handled_by",
+    "ignored",
+    "ignored_all",
     "moved",
-    "needless",
-    "needless_all",
     "run_all",
+    "unsupported",
     "with_defaults",
 ]
 
@@ -37,7 +37,7 @@ class Values(dict[str, Any]):
         return Values(below) if below else self[name]
 
 
-class Lost(Exception):
+class UnsupportedValue(Exception):
     """A value without a counterpart in ROLL; the text describes what ROLL does instead."""
 
 
@@ -76,29 +76,29 @@ def moved(
     return Rule(key=key, default=default, kind="moved", to=(to,), note=note, convert=convert, **more)
 
 
-def given_with(
+def converted_with(
     key: str, default: Any, to: Iterable[str], convert: Callable[[Values], Mapping[str, Any]], note: str
 ) -> Rule:
     """Return a rule for a key that determines several keys of ROLL, together with other keys."""
     return Rule(key=key, default=default, kind="moved", to=tuple(to), note=note, convert=convert)
 
 
-def counted_with(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
+def handled_by(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
     """Return a rule for a key that another rule converts."""
     return Rule(key=key, default=default, kind="with", to=tuple(to), note=note)
 
 
-def needless(key: str, default: Any, note: str) -> Rule:
+def ignored(key: str, default: Any, note: str) -> Rule:
     """Return a rule for a key that does not affect training, or whose effect ROLL always has."""
     return Rule(key=key, default=default, kind="needless", note=note)
 
 
-def needless_all(keys: Mapping[str, Any], note: str) -> list[Rule]:
+def ignored_all(keys: Mapping[str, Any], note: str) -> list[Rule]:
     """Return rules for keys with their defaults that are needless for the same reason."""
-    return [needless(key, default, note) for key, default in keys.items()]
+    return [ignored(key, default, note) for key, default in keys.items()]
 
 
-def lacking(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
+def unsupported(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
     """Return a rule for a key that ROLL does not support; nothing is lost at the default or at the values in
     `harmless`.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.cli.migration import trl_examples, trl_grpo
-from roll.cli.migration.convert import Converted, Said, convert
+from roll.cli.migration.convert import Converted, KeyResult, convert
 from roll.cli.migration.rules import Rule, with_defaults
 from roll.cli.migration.trl_older import OLDER, RENAMED
 from roll.cli.migration.trl_script import Script, read_script
@@ -86,7 +86,7 @@ def _in_newer_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     return {RENAMED[key] if key in older.values() else key: value for key, value in given.items()}, older
 
 
-def _by_older_name(said: Said, older: Mapping[str, str]) -> Said:
+def _by_older_name(said: KeyResult, older: Mapping[str, str]) -> KeyResult:
     return replace(said, key=older[said.key]) if said.key in older else said
 
 

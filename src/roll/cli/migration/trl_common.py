@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
+from roll.cli.migration.rules import (
+    Rule,
+    UnsupportedValue,
+    Values,
+    converted_with,
+    handled_by,
+    ignored_all,
+    moved,
+    unsupported,
+)
 from roll.errors import ConfigError
 
 __all__ = ["COMMON", "generation", "is_fraction", "num_epoch_rows", "per_update"]
@@ -31,7 +40,7 @@ def generation(values: Values) -> tuple[int, int]:
     steps = int(size) // batch if size is not None else int(steps or values.gradient_accumulation_steps)
     accumulated = int(values.gradient_accumulation_steps)
     if steps % accumulated:
-        raise Lost(
+        raise UnsupportedValue(
             f"steps_per_generation {steps} is no multiple of gradient_accumulation_steps {accumulated}: updates would "
             "mix two generations; ROLL makes one update of each generation"
         )
@@ -66,13 +75,13 @@ def _directory(values: Values) -> Mapping[str, Any]:
 
 def _dtype(_: Any, values: Values) -> str:
     if values.fp16:
-        raise Lost("float16 is not trained in; bfloat16 is, which needs no loss scaling")
+        raise UnsupportedValue("float16 is not trained in; bfloat16 is, which needs no loss scaling")
     return "float32" if values.bf16 is False else "bfloat16"
 
 
 def _schedule(value: str, _: Values) -> str:
     if value not in _SCHEDULES:
-        raise Lost(f"schedules are {', '.join(sorted(set(_SCHEDULES.values())))}; the default is constant")
+        raise UnsupportedValue(f"schedules are {', '.join(sorted(set(_SCHEDULES.values())))}; the default is constant")
     return _SCHEDULES[value]
 
 
@@ -81,7 +90,7 @@ def _optimizer(value: str, _: Values) -> str:
     if name.startswith(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")):
         return "adamw_8bit"
     if not name.startswith(("adamw", "paged_adamw")):
-        raise Lost("optimisers are AdamW, with moments in float32 or in 8 bits")
+        raise UnsupportedValue("optimisers are AdamW, with moments in float32 or in 8 bits")
     return "adamw"
 
 
@@ -93,7 +102,7 @@ def _save(values: Values) -> Mapping[str, Any]:
     if values.save_strategy != "steps":
         return {}
     if is_fraction(values.save_steps):
-        raise Lost("a share of all steps: ROLL counts steps, and saves every ten minutes by itself")
+        raise UnsupportedValue("a share of all steps: ROLL counts steps, and saves every ten minutes by itself")
     return {"checkpoint.every_num_steps": max(1, round(values.save_steps / values.updates_per_step(values)))}
 
 
@@ -108,7 +117,7 @@ def _report(values: Values) -> Mapping[str, Any]:
     known = {"wandb": {"tracking.wandb": project}, "swanlab": {"tracking.swanlab": project}, "tensorboard": {}}
     lost = [name for name in names if name not in (*known, "none", "all")]
     if lost:
-        raise Lost(f"no such tracker: {', '.join(lost)}; metrics.jsonl and TensorBoard are always written")
+        raise UnsupportedValue(f"no such tracker: {', '.join(lost)}; metrics.jsonl and TensorBoard are always written")
     return {key: value for name in names for key, value in known.get(name, {}).items()}
 
 
@@ -132,44 +141,46 @@ def _lora(values: Values) -> Mapping[str, Any]:
 
 _WITH_LORA = ("model.lora",)
 _TRAINER: list[Rule] = [
-    given_with(
+    converted_with(
         "output_dir", None, ["output_dir", "name"], _directory, "its parent; the last part is the name of the run"
     ),
-    given_with("run_name", None, ["name"], _name, "or the last part of output_dir"),
+    converted_with("run_name", None, ["name"], _name, "or the last part of output_dir"),
     moved("learning_rate", 5e-5, "training.learning_rate"),
     moved("lr_scheduler_type", "linear", "training.schedule", _schedule),
-    lacking("lr_scheduler_kwargs", None, "schedules have no further arguments"),
+    unsupported("lr_scheduler_kwargs", None, "schedules have no further arguments"),
     moved("optim", "adamw_torch_fused", "training.optimizer", _optimizer),
-    lacking("optim_args", None, "AdamW has its own keys: training.beta1, beta2, epsilon"),
-    lacking("optim_target_modules", None, "all trained weights have one optimiser"),
+    unsupported("optim_args", None, "AdamW has its own keys: training.beta1, beta2, epsilon"),
+    unsupported("optim_target_modules", None, "all trained weights have one optimiser"),
     moved("weight_decay", 0.0, "training.weight_decay"),
     moved("adam_beta1", 0.9, "training.beta1"),
     moved("adam_beta2", 0.999, "training.beta2"),
     moved("adam_epsilon", 1e-8, "training.epsilon"),
     moved("max_grad_norm", 1.0, "training.max_grad_norm", _norm, "0, no limit, becomes 1e9"),
     moved("bf16", None, "model.dtype", _dtype, "also where it is not set, as in TRL's own configurations"),
-    lacking("fp16", False, "float16 is not trained in", harmless=(None,)),
+    unsupported("fp16", False, "float16 is not trained in", harmless=(None,)),
     moved("gradient_checkpointing", True, "training.activation_checkpointing", lambda value, _: bool(value)),
     moved("seed", 42, "seed"),
     moved("load_best_model_at_end", False, "checkpoint.keep_best", _best, "kept, not loaded; by eval/score"),
-    given_with("save_steps", 500, ["checkpoint.every_num_steps"], _save, "in steps of ROLL"),
-    counted_with("save_strategy", "steps", ["checkpoint.every_num_steps"], "otherwise every ten minutes"),
+    converted_with("save_steps", 500, ["checkpoint.every_num_steps"], _save, "in steps of ROLL"),
+    handled_by("save_strategy", "steps", ["checkpoint.every_num_steps"], "otherwise every ten minutes"),
     moved("save_total_limit", None, "checkpoint.keep_last", lambda value, _: 10**6 if value is None else max(1, value)),
-    given_with("report_to", "none", ["tracking.wandb", "tracking.swanlab"], _report, "TensorBoard is always written"),
-    counted_with("project", "huggingface", ["tracking.wandb", "tracking.swanlab"], "with report_to"),
-    lacking("label_smoothing_factor", 0.0, "no label smoothing in the loss of texts"),
-    lacking("neftune_noise_alpha", None, "no noise on embeddings"),
-    lacking("data_seed", None, "one seed decides all"),
-    lacking("batch_eval_metrics", False, "evaluation measures what the pipeline says"),
-    lacking("resume_from_checkpoint", None, "`roll resume RUN` goes on from ROLL's own checkpoints"),
-    lacking("deepspeed", None, "set training.backend: deepspeed and training.deepspeed.zero_stage"),
-    lacking("fsdp", None, "ranks share weights by FSDP2 in any case", harmless=("", [], False, True)),
-    lacking("fsdp_config", None, "ranks share weights by FSDP2 in any case"),
-    lacking("parallelism_config", None, "set training.parallel"),
-    lacking("push_to_hub", False, "`roll export RUN DIR --to-hub OWNER/NAME` uploads"),
-    lacking("auto_find_batch_size", False, "training.max_tokens_per_micro_batch bounds memory, not the batch"),
-    lacking("train_sampling_strategy", "random", "rows come in random order"),
-    lacking("ignore_data_skip", False, "a resumed run goes on where its data stood"),
+    converted_with(
+        "report_to", "none", ["tracking.wandb", "tracking.swanlab"], _report, "TensorBoard is always written"
+    ),
+    handled_by("project", "huggingface", ["tracking.wandb", "tracking.swanlab"], "with report_to"),
+    unsupported("label_smoothing_factor", 0.0, "no label smoothing in the loss of texts"),
+    unsupported("neftune_noise_alpha", None, "no noise on embeddings"),
+    unsupported("data_seed", None, "one seed decides all"),
+    unsupported("batch_eval_metrics", False, "evaluation measures what the pipeline says"),
+    unsupported("resume_from_checkpoint", None, "`roll resume RUN` goes on from ROLL's own checkpoints"),
+    unsupported("deepspeed", None, "set training.backend: deepspeed and training.deepspeed.zero_stage"),
+    unsupported("fsdp", None, "ranks share weights by FSDP2 in any case", harmless=("", [], False, True)),
+    unsupported("fsdp_config", None, "ranks share weights by FSDP2 in any case"),
+    unsupported("parallelism_config", None, "set training.parallel"),
+    unsupported("push_to_hub", False, "`roll export RUN DIR --to-hub OWNER/NAME` uploads"),
+    unsupported("auto_find_batch_size", False, "training.max_tokens_per_micro_batch bounds memory, not the batch"),
+    unsupported("train_sampling_strategy", "random", "rows come in random order"),
+    unsupported("ignore_data_skip", False, "a resumed run goes on where its data stood"),
 ]
 
 _SPEED = {
@@ -246,12 +257,14 @@ _RECORDS = {
 }
 _MODEL: list[Rule] = [
     moved("model_name_or_path", None, "model.path"),
-    lacking("model_revision", "main", "a hub id is its newest revision; download another one and name its directory"),
+    unsupported(
+        "model_revision", "main", "a hub id is its newest revision; download another one and name its directory"
+    ),
     moved("trust_remote_code", False, "model.trust_remote_code"),
-    lacking("model_init_kwargs", None, "models are loaded as their configuration says"),
-    given_with("use_peft", False, _WITH_LORA, _lora, "without target modules peft's: q_proj and v_proj"),
+    unsupported("model_init_kwargs", None, "models are loaded as their configuration says"),
+    converted_with("use_peft", False, _WITH_LORA, _lora, "without target modules peft's: q_proj and v_proj"),
     *(
-        counted_with(key, default, _WITH_LORA, "with use_peft")
+        handled_by(key, default, _WITH_LORA, "with use_peft")
         for key, default in (
             ("lora_r", 16),
             ("lora_alpha", 32),
@@ -261,26 +274,26 @@ _MODEL: list[Rule] = [
             ("load_in_4bit", False),
         )
     ),
-    lacking("bnb_4bit_quant_type", "nf4", "weights in 4 bits are NF4"),
-    lacking("use_bnb_nested_quant", False, "scales are not quantised again"),
-    lacking("lora_target_parameters", None, "adapters are on modules"),
-    lacking("lora_modules_to_save", None, "nothing but adapters is trained under model.lora"),
-    lacking("lora_task_type", "CAUSAL_LM", "the pipeline says the task"),
-    lacking("use_dora", False, "adapters are plain low-rank ones"),
-    lacking("load_in_8bit", False, "frozen weights are as they are, or in 4 bits (model.lora.base: nf4)"),
-    *needless_all({"dtype": "float32"}, "master weights are always float32"),
-    *needless_all({"attn_implementation": None}, "attention is packed, and chosen by device"),
-    *needless_all({"bnb_4bit_quant_storage": None}, "weights in 4 bits are stored in bytes"),
+    unsupported("bnb_4bit_quant_type", "nf4", "weights in 4 bits are NF4"),
+    unsupported("use_bnb_nested_quant", False, "scales are not quantised again"),
+    unsupported("lora_target_parameters", None, "adapters are on modules"),
+    unsupported("lora_modules_to_save", None, "nothing but adapters is trained under model.lora"),
+    unsupported("lora_task_type", "CAUSAL_LM", "the pipeline says the task"),
+    unsupported("use_dora", False, "adapters are plain low-rank ones"),
+    unsupported("load_in_8bit", False, "frozen weights are as they are, or in 4 bits (model.lora.base: nf4)"),
+    *ignored_all({"dtype": "float32"}, "master weights are always float32"),
+    *ignored_all({"attn_implementation": None}, "attention is packed, and chosen by device"),
+    *ignored_all({"bnb_4bit_quant_storage": None}, "weights in 4 bits are stored in bytes"),
 ]
 _SCRIPT: list[Rule] = [
-    *needless_all({"dataset_streaming": False, "streaming": False}, "data sets are read from disk as they are needed"),
-    *needless_all({"ignore_bias_buffers": False}, "ranks share weights by FSDP2"),
-    lacking("test_split_size", None, "set data.0.held_out to this share"),
+    *ignored_all({"dataset_streaming": False, "streaming": False}, "data sets are read from disk as they are needed"),
+    *ignored_all({"ignore_bias_buffers": False}, "ranks share weights by FSDP2"),
+    unsupported("test_split_size", None, "set data.0.held_out to this share"),
 ]
 COMMON: list[Rule] = [
     *_TRAINER,
-    *needless_all(_SPEED, "changes speed or memory alone; ROLL's own settings are below training"),
-    *needless_all(_RECORDS, "every step is recorded, and the whole state saved"),
+    *ignored_all(_SPEED, "changes speed or memory alone; ROLL's own settings are below training"),
+    *ignored_all(_RECORDS, "every step is recorded, and the whole state saved"),
     *_MODEL,
     *_SCRIPT,
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, moved, run_all
+from roll.cli.migration.rules import Rule, UnsupportedValue, Values, converted_with, handled_by, moved, run_all
 from roll.cli.migration.trl_common import is_fraction
 from roll.errors import ConfigError
 
@@ -27,7 +27,7 @@ def _tables(values: Values) -> list[dict[str, Any]]:
         for number, one in enumerate(values.datasets):
             odd = sorted(set(one) - {"path", "name", "split"})
             if odd:
-                raise Lost(f"a data set's {', '.join(odd)}: prepare the rows and name their file")
+                raise UnsupportedValue(f"a data set's {', '.join(odd)}: prepare the rows and name their file")
             entry = _table(one["path"], one.get("name"), one.get("split", "train"))
             entries.append(entry | ({"domain": f"set-{number}"} if len(values.datasets) > 1 else {}))
         return entries
@@ -53,16 +53,16 @@ def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
         }
 
     return [
-        given_with("dataset_name", None, ["data"], convert, "all rows are trained where TRL evaluates on none"),
+        converted_with("dataset_name", None, ["data"], convert, "all rows are trained where TRL evaluates on none"),
         *(
-            counted_with(key, default, ["data"], "with dataset_name")
+            handled_by(key, default, ["data"], "with dataset_name")
             for key, default in (
                 ("dataset_config", None),
                 ("dataset_train_split", "train"),
                 ("dataset_test_split", "test"),
             )
         ),
-        counted_with("datasets", [], ["data"], "instead of dataset_name"),
+        handled_by("datasets", [], ["data"], "instead of dataset_name"),
     ]
 
 
@@ -71,7 +71,7 @@ def _every(value: Any, values: Values) -> int:
         return 0
     steps = float(value or values.logging_steps)
     if is_fraction(steps):
-        raise Lost("a share of all steps: ROLL counts steps")
+        raise UnsupportedValue("a share of all steps: ROLL counts steps")
     return max(1, round(steps / values.updates_per_step(values)))
 
 
@@ -84,7 +84,7 @@ def _warmup(value: float, values: Values) -> int:
         return math.ceil(value / updates)
     total = values.total_steps(values)
     if total is None:
-        raise Lost("a share of all steps, whose number depends on the data: set training.warmup_steps")
+        raise UnsupportedValue("a share of all steps, whose number depends on the data: set training.warmup_steps")
     return math.ceil(float(value) * total)
 
 
@@ -93,6 +93,6 @@ def length_rules() -> list[Rule]:
     return [
         moved("warmup_steps", 0, "training.warmup_steps", _warmup, "in steps of ROLL; a share is one of all steps"),
         moved("eval_steps", None, "evaluation.every_num_steps", _every),
-        counted_with("eval_strategy", "no", ["evaluation.every_num_steps", "data"], "`no`: only at the end"),
+        handled_by("eval_strategy", "no", ["evaluation.every_num_steps", "data"], "`no`: only at the end"),
         moved("eval_on_start", False, "evaluation.before_training", lambda value, _: bool(value)),
     ]

@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
+from roll.cli.migration.rules import (
+    Rule,
+    UnsupportedValue,
+    Values,
+    converted_with,
+    handled_by,
+    ignored_all,
+    moved,
+    unsupported,
+)
 from roll.cli.migration.trl_common import COMMON, per_update
 from roll.cli.migration.trl_data import data_rules, length_rules
 
@@ -49,12 +58,14 @@ def _loss(values: Values) -> Mapping[str, Any]:
     if len(kinds) == 2 and kinds[1] == "sft" and weight == 1:
         found["likelihood"] = float(weights[1])
     elif len(kinds) > 1 or weight != 1:
-        raise Lost("a weighted sum of losses, except for `sft` with one other loss; the file has DPO's loss")
+        raise UnsupportedValue(
+            "a weighted sum of losses, except for `sft` with one other loss; the file has DPO's loss"
+        )
     if main not in _METHODS:
-        raise Lost(f"loss_type {main} is not among {', '.join(_METHODS)}; the file has DPO's loss")
+        raise UnsupportedValue(f"loss_type {main} is not among {', '.join(_METHODS)}; the file has DPO's loss")
     if main in ("robust", "exo_pair"):
         if not values.label_smoothing and main == "exo_pair":
-            raise Lost("exo_pair without label_smoothing; the file has DPO's loss")
+            raise UnsupportedValue("exo_pair without label_smoothing; the file has DPO's loss")
         found["label_smoothing"] = float(values.label_smoothing)
     if main == "discopop":
         found["tau"] = float(values.discopop_tau)
@@ -73,13 +84,15 @@ def _sft_data(values: Values) -> Mapping[str, Any]:
 
 def _sft_loss(values: Values) -> Mapping[str, Any]:
     if values.loss_type not in ("nll", "chunked_nll"):
-        raise Lost(f"loss_type {values['loss_type']}: the loss of texts is the mean negative log-likelihood")
+        raise UnsupportedValue(
+            f"loss_type {values['loss_type']}: the loss of texts is the mean negative log-likelihood"
+        )
     return {}
 
 
 def _assistant(values: Values) -> Mapping[str, Any]:
     if not values.assistant_only_loss:
-        raise Lost(
+        raise UnsupportedValue(
             "of rows with `messages` ROLL learns what the assistant wrote, TRL every token; of other rows both "
             "learn the same"
         )
@@ -88,7 +101,7 @@ def _assistant(values: Values) -> Mapping[str, Any]:
 
 def _all_tokens(values: Values) -> Mapping[str, Any]:
     if values.completion_only_loss is False:
-        raise Lost("prompts are not trained; give rows as `text` to learn every token")
+        raise UnsupportedValue("prompts are not trained; give rows as `text` to learn every token")
     return {}
 
 
@@ -100,15 +113,15 @@ _EXAMPLES: list[Rule] = [
         lambda _, values: per_update(values),
         "x processes x gradient_accumulation_steps",
     ),
-    counted_with("gradient_accumulation_steps", 1, ["training.examples_per_step"], "with per_device_train_batch_size"),
+    handled_by("gradient_accumulation_steps", 1, ["training.examples_per_step"], "with per_device_train_batch_size"),
     moved("max_steps", -1, "training.num_steps", lambda value, _: max(0, int(value))),
     moved("num_train_epochs", 3.0, "training.num_epochs", _epochs, "where max_steps is not set"),
     moved("max_length", 1024, "training.max_example_tokens", note="longer ones are cut: data.0.too_long"),
     moved("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
-    lacking("truncation_mode", "keep_start", "the end of what is too long is cut"),
-    lacking("pad_token", None, "nothing is padded", harmless=("<pad>",)),
+    unsupported("truncation_mode", "keep_start", "the end of what is too long is cut"),
+    unsupported("pad_token", None, "nothing is padded", harmless=("<pad>",)),
     *length_rules(),
-    *needless_all(
+    *ignored_all(
         {"dataset_num_proc": None, "padding_free": False, "pad_to_multiple_of": "auto", "activation_offloading": False},
         "rows are packed without padding, and never see one another",
     ),
@@ -116,25 +129,25 @@ _EXAMPLES: list[Rule] = [
 ]
 
 SFT: list[Rule] = [
-    given_with("loss_type", "nll", [], _sft_loss, "the same loss"),
-    given_with("assistant_only_loss", False, [], _assistant, "what ROLL does"),
-    given_with("completion_only_loss", None, [], _all_tokens, "what ROLL does with a prompt and its completion"),
-    counted_with("dataset_text_field", "text", ["data"], "with dataset_name: data.0.text_key"),
+    converted_with("loss_type", "nll", [], _sft_loss, "the same loss"),
+    converted_with("assistant_only_loss", False, [], _assistant, "what ROLL does"),
+    converted_with("completion_only_loss", None, [], _all_tokens, "what ROLL does with a prompt and its completion"),
+    handled_by("dataset_text_field", "text", ["data"], "with dataset_name: data.0.text_key"),
     *data_rules(_sft_data),
-    lacking("packing", False, "a step has a fixed number of examples; they are packed without changing the result"),
-    lacking("chat_template_path", None, "put the template into the model's directory"),
-    lacking("dataset_kwargs", None, "rows are read as docs/examples.md says"),
-    lacking("eos_token", None, "the tokenizer's, and the chat template's end of a message"),
-    *needless_all({"packing_strategy": "bfd", "eval_packing": None}, "packing never changes the loss"),
-    *needless_all({"shuffle_dataset": False}, "rows always come in random order"),
+    unsupported("packing", False, "a step has a fixed number of examples; they are packed without changing the result"),
+    unsupported("chat_template_path", None, "put the template into the model's directory"),
+    unsupported("dataset_kwargs", None, "rows are read as docs/examples.md says"),
+    unsupported("eos_token", None, "the tokenizer's, and the chat template's end of a message"),
+    *ignored_all({"packing_strategy": "bfd", "eval_packing": None}, "packing never changes the loss"),
+    *ignored_all({"shuffle_dataset": False}, "rows always come in random order"),
     *_EXAMPLES,
 ]
 
 _PREFERENCE = ("preference.type", "preference.beta", "preference.label_smoothing")
 DPO: list[Rule] = [
-    given_with("loss_type", ["sigmoid"], _PREFERENCE, _loss, "`sft` with one other loss is preference.likelihood"),
+    converted_with("loss_type", ["sigmoid"], _PREFERENCE, _loss, "`sft` with one other loss is preference.likelihood"),
     *(
-        counted_with(key, default, _PREFERENCE, "with loss_type")
+        handled_by(key, default, _PREFERENCE, "with loss_type")
         for key, default in (
             ("beta", 0.1),
             ("loss_weights", None),
@@ -143,19 +156,19 @@ DPO: list[Rule] = [
         )
     ),
     *data_rules(_data),
-    lacking("ld_alpha", None, "all tokens of an answer count alike"),
-    lacking("f_divergence_type", "reverse_kl", "log-ratios are those of the reverse divergence"),
-    lacking("use_weighting", False, "pairs count alike (WPO)"),
-    lacking("sync_ref_model", False, "the reference is the first policy throughout"),
-    *needless_all(
+    unsupported("ld_alpha", None, "all tokens of an answer count alike"),
+    unsupported("f_divergence_type", "reverse_kl", "log-ratios are those of the reverse divergence"),
+    unsupported("use_weighting", False, "pairs count alike (WPO)"),
+    unsupported("sync_ref_model", False, "the reference is the first policy throughout"),
+    *ignored_all(
         {"f_alpha_divergence_coef": 0.5, "ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512},
         "means nothing without another key that ROLL lacks",
     ),
-    *needless_all(
+    *ignored_all(
         {"precompute_ref_log_probs": False, "precompute_ref_batch_size": None},
         "the reference is asked once for each example, before the first step",
     ),
-    *needless_all({"disable_dropout": True}, "models have no dropout but that of adapters (model.lora.dropout)"),
+    *ignored_all({"disable_dropout": True}, "models have no dropout but that of adapters (model.lora.dropout)"),
     *_EXAMPLES,
 ]
 
@@ -171,8 +184,8 @@ REWARD: list[Rule] = [
         "max_length", 1024, "training.max_example_tokens", note="pairs with a longer text are left out: data.0.too_long"
     ),
     *data_rules(_scored),
-    lacking("chat_template_path", None, "put the template into the model's directory"),
-    lacking("eos_token", None, "the tokenizer's, and the chat template's end of a message"),
-    *needless_all({"disable_dropout": True}, "models have no dropout but that of adapters (model.lora.dropout)"),
+    unsupported("chat_template_path", None, "put the template into the model's directory"),
+    unsupported("eos_token", None, "the tokenizer's, and the chat template's end of a message"),
+    *ignored_all({"disable_dropout": True}, "models have no dropout but that of adapters (model.lora.dropout)"),
     *(rule for rule in _EXAMPLES if rule.key not in _NOT_OF_REWARD),
 ]

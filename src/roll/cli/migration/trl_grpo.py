@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
+from roll.cli.migration.rules import (
+    Rule,
+    UnsupportedValue,
+    Values,
+    converted_with,
+    handled_by,
+    ignored_all,
+    moved,
+    unsupported,
+)
 from roll.cli.migration.trl_common import COMMON, generation, num_epoch_rows
 from roll.cli.migration.trl_data import data_rules, length_rules
 from roll.errors import ConfigError
@@ -54,7 +63,7 @@ def _batch(values: Values) -> Mapping[str, Any]:
 def _loss(values: Values) -> Mapping[str, Any]:
     kind = values.loss_type
     if kind not in _AGGREGATION:
-        raise Lost(f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the file has GRPO's")
+        raise UnsupportedValue(f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the file has GRPO's")
     low, high = float(values.epsilon), values.epsilon_high
     high = low if high is None else float(high)
     gate: dict[str, Any]
@@ -81,9 +90,11 @@ def _correction(values: Values) -> Mapping[str, Any]:
     cap = values.vllm_importance_sampling_cap
     high = cap if cap is not None else high
     if low is not None and form == "truncate":
-        raise Lost("factors are truncated from above alone, so vllm_importance_sampling_clip_min has no counterpart")
+        raise UnsupportedValue(
+            "factors are truncated from above alone, so vllm_importance_sampling_clip_min has no counterpart"
+        )
     if high is None:
-        raise Lost("a factor without an upper bound; the file has ROLL's, truncated at 2")
+        raise UnsupportedValue("a factor without an upper bound; the file has ROLL's, truncated at 2")
     found: dict[str, Any] = {"level": level, "upper": float(high)}
     if form == "mask":
         found |= {"mask_high": float(high)} | ({"mask_low": float(low)} if low is not None else {})
@@ -148,7 +159,7 @@ def _rewards(values: Values) -> Mapping[str, Any]:
 def _functions(values: Values) -> Mapping[str, Any]:
     own = [name for name in _names(values) if "." in name]
     if own:
-        raise Lost(
+        raise UnsupportedValue(
             f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for one "
             "answer, TRL a function of all completions"
         )
@@ -157,7 +168,7 @@ def _functions(values: Values) -> Mapping[str, Any]:
 
 def _bias(values: Values) -> Mapping[str, Any]:
     if values.use_bias_correction_kl and values.beta:
-        raise Lost(
+        raise UnsupportedValue(
             "KL terms are not weighted by the ratio; equal at the first update of each batch but for its gradient"
         )
     return {}
@@ -168,11 +179,11 @@ _GATE = ("algorithm.gate", "algorithm.aggregation")
 _CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.correction.mask_high")
 
 GRPO: list[Rule] = [
-    given_with(
+    converted_with(
         "per_device_train_batch_size", 8, _BATCH, _batch, "x processes x steps_per_generation / num_generations prompts"
     ),
     *(
-        counted_with(key, default, _BATCH, "with per_device_train_batch_size")
+        handled_by(key, default, _BATCH, "with per_device_train_batch_size")
         for key, default in (
             ("gradient_accumulation_steps", 1),
             ("generation_batch_size", None),
@@ -183,7 +194,7 @@ GRPO: list[Rule] = [
     moved(
         "max_steps", -1, "training.num_steps", lambda _, values: steps(values), "TRL counts updates, ROLL generations"
     ),
-    counted_with(
+    handled_by(
         "num_train_epochs", 3.0, ["training.num_steps"], "x rows / prompts_per_step, where max_steps is not set"
     ),
     moved("num_iterations", 1, "algorithm.updates.num_epochs"),
@@ -191,9 +202,9 @@ GRPO: list[Rule] = [
     moved("temperature", 1.0, "rollout.temperature"),
     moved("top_p", 1.0, "rollout.top_p"),
     moved("top_k", 0, "rollout.top_k", lambda value, _: max(0, int(value or 0))),
-    given_with("loss_type", "dapo", _GATE, _loss, "`bnpo` as `dapo`: a mean over the whole batch's tokens"),
+    converted_with("loss_type", "dapo", _GATE, _loss, "`bnpo` as `dapo`: a mean over the whole batch's tokens"),
     *(
-        counted_with(key, default, _GATE[:1], "with loss_type")
+        handled_by(key, default, _GATE[:1], "with loss_type")
         for key, default in (
             ("epsilon", 0.2),
             ("epsilon_high", None),
@@ -208,11 +219,11 @@ GRPO: list[Rule] = [
     moved("mask_truncated_completions", False, "algorithm.filters.drop_unfinished"),
     moved("entropy_coef", 0.0, "algorithm.entropy.coefficient"),
     moved("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
-    given_with(
+    converted_with(
         "vllm_importance_sampling_correction", True, _CORRECTION, _correction, "none without use_vllm, as in TRL"
     ),
     *(
-        counted_with(key, default, _CORRECTION, "with vllm_importance_sampling_correction")
+        handled_by(key, default, _CORRECTION, "with vllm_importance_sampling_correction")
         for key, default in (
             ("use_vllm", False),
             ("vllm_importance_sampling_mode", "sequence_mask"),
@@ -226,13 +237,13 @@ GRPO: list[Rule] = [
     moved(
         "num_generations_eval", None, "evaluation.samples_per_prompt", lambda own, v: int(own or v["num_generations"])
     ),
-    given_with("reward_funcs", None, ["data"], _functions, "with dataset_name: data.0.reward"),
-    counted_with("reward_weights", None, ["data"], "with reward_funcs: weight of each"),
-    counted_with("reward_model_name_or_path", None, ["data"], "with reward_funcs: a reward of type reward_model"),
+    converted_with("reward_funcs", None, ["data"], _functions, "with dataset_name: data.0.reward"),
+    handled_by("reward_weights", None, ["data"], "with reward_funcs: weight of each"),
+    handled_by("reward_model_name_or_path", None, ["data"], "with reward_funcs: a reward of type reward_model"),
     *data_rules(_rewards),
     *length_rules(),
     *(
-        lacking(key, default, note)
+        unsupported(key, default, note)
         for key, default, note in (
             ("vespo_k_pos", 2.0, "no VESPO"),
             ("vespo_lambda_pos", 3.0, "no VESPO"),
@@ -259,12 +270,12 @@ GRPO: list[Rule] = [
             ("vllm_model_impl", "vllm", "vLLM's own implementation of a model"),
         )
     ),
-    *needless_all({"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}, "means nothing without sync_ref_model"),
-    *needless_all(
+    *ignored_all({"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}, "means nothing without sync_ref_model"),
+    *ignored_all(
         {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2},
         "means nothing without use_adaptive_entropy",
     ),
-    *needless_all(
+    *ignored_all(
         {
             "vllm_mode": "colocate",
             "vllm_enable_sleep_mode": False,
@@ -276,7 +287,7 @@ GRPO: list[Rule] = [
         },
         "cluster.device_mapping says where engines are; those that share devices with trainers sleep by themselves",
     ),
-    *needless_all(
+    *ignored_all(
         {
             "ds3_gather_for_generation": True,
             "pad_to_multiple_of": "auto",
@@ -287,9 +298,9 @@ GRPO: list[Rule] = [
         },
         "of TRL's own generation",
     ),
-    *needless_all({"disable_dropout": False}, "models have no dropout but that of adapters (model.lora.dropout)"),
-    *needless_all({"shuffle_dataset": True}, "rows always come in random order"),
-    *needless_all(
+    *ignored_all({"disable_dropout": False}, "models have no dropout but that of adapters (model.lora.dropout)"),
+    *ignored_all({"shuffle_dataset": True}, "rows always come in random order"),
+    *ignored_all(
         {
             "log_completions": False,
             "log_multimodal": True,
@@ -298,6 +309,6 @@ GRPO: list[Rule] = [
         },
         "every rollout is recorded",
     ),
-    given_with("use_bias_correction_kl", True, [], _bias, "changes nothing without beta"),
+    converted_with("use_bias_correction_kl", True, [], _bias, "changes nothing without beta"),
     *COMMON,
 ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, given_with, lacking
+from roll.cli.migration.rules import Rule, UnsupportedValue, Values, converted_with, unsupported
 
 __all__ = ["OLDER", "RENAMED"]
 
@@ -30,7 +30,9 @@ def _warmup(values: Values) -> Mapping[str, Any]:
         raise ValueError("a share of all steps is between 0 and 1")
     total = values.total_steps(values)
     if total is None:
-        raise Lost("a share of all steps, whose number depends on the data: say --rows, or set training.warmup_steps")
+        raise UnsupportedValue(
+            "a share of all steps, whose number depends on the data: say --rows, or set training.warmup_steps"
+        )
     return {"training.warmup_steps": math.ceil(float(share) * total)}
 
 
@@ -39,7 +41,9 @@ _PROMPTS = (
     "out of the file; inference.max_context bounds prompt and answer together"
 )
 OLDER: list[Rule] = [
-    given_with("warmup_ratio", None, ["training.warmup_steps"], _warmup, "x all steps, where warmup_steps is not set"),
-    lacking("max_prompt_length", None, _PROMPTS),
+    converted_with(
+        "warmup_ratio", None, ["training.warmup_steps"], _warmup, "x all steps, where warmup_steps is not set"
+    ),
+    unsupported("max_prompt_length", None, _PROMPTS),
 ]
 """Rules of keys that TRL 1.16 no longer has, for every trainer."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roll.cli.migration.convert import Said
+from roll.cli.migration.convert import KeyResult
 from roll.cli.migration.script_values import NotStatic, Syntax, source_of
 from roll.cli.migration.trl_script_parts import (
     MODEL_KEYS,
@@ -56,7 +56,7 @@ class Script:
     """`grpo`, `sft`, `dpo` or `reward`."""
     given: dict[str, Any] = field(default_factory=dict)
     """Keys of TRL's command line, with their values."""
-    unread: list[Said] = field(default_factory=list)
+    unread: list[KeyResult] = field(default_factory=list)
     """Values that could not be read."""
 
 
@@ -155,7 +155,9 @@ class _Reader:
     def _unread(self, key: str, node: ast.AST, why: str, value: Any = None) -> None:
         line = getattr(node, "lineno", 0)
         shown = source_of(node) if value is None else value
-        self._script.unread.append(Said(key=key, value=shown, given=True, outcome="lost", text=f"line {line}: {why}"))
+        self._script.unread.append(
+            KeyResult(key=key, value=shown, given=True, outcome="lost", text=f"line {line}: {why}")
+        )
 
     def _take(self, key: str, node: ast.expr) -> Any:
         """Read the value of a key; a key that cannot be read is listed, with the value `None`."""

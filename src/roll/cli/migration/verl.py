@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.cli.migration.convert import Converted, Said, convert
+from roll.cli.migration.convert import Converted, KeyResult, convert
 from roll.cli.migration.verl_file import left_to_the_shell, read_keys
 from roll.cli.migration.verl_rules import VERL
 
@@ -38,7 +38,7 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> Converted:
     return replace(converted, said=[*converted.said, *(_unset(key, keys[key], names) for key, names in unset.items())])
 
 
-def _unset(key: str, value: Any, names: list[str]) -> Said:
+def _unset(key: str, value: Any, names: list[str]) -> KeyResult:
     known = f"only a shell knows {', '.join(names)}, so verl's default stands in its place"
     text = f"{known}: write the value, and convert again"
-    return Said(key=key, value=value, given=True, outcome="lost", text=text)
+    return KeyResult(key=key, value=value, given=True, outcome="lost", text=text)

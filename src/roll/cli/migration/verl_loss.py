@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved
+from roll.cli.migration.rules import Rule, UnsupportedValue, Values, converted_with, handled_by, moved, unsupported
 
 __all__ = ["LOSS_RULES"]
 
@@ -42,7 +42,7 @@ _AGGREGATION = {
 def _advantage(values: Values) -> Mapping[str, Any]:
     kind = values.algorithm.adv_estimator
     if kind not in _ADVANTAGES:
-        raise Lost(f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the file has GRPO's")
+        raise UnsupportedValue(f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the file has GRPO's")
     found: dict[str, Any] = dict(_ADVANTAGES[kind])
     if kind.startswith("grpo") and not values.algorithm.norm_adv_by_std_in_grpo:
         found["std"] = "none"
@@ -83,13 +83,13 @@ def _gate(values: Values) -> Mapping[str, Any]:
         },
     }
     if mode not in forms:
-        raise Lost(f"loss_mode {mode} is not among {', '.join(forms)}; the file has PPO's clip at 0.2")
+        raise UnsupportedValue(f"loss_mode {mode} is not among {', '.join(forms)}; the file has PPO's clip at 0.2")
     return forms[mode]
 
 
 def _aggregation(value: str, values: Values) -> str:
     if value == "seq-mean-token-sum-norm" and values[f"{_ACTOR}.loss_scale_factor"] is not None:
-        raise Lost("a constant other than max_response_length; constant_length divides by that")
+        raise UnsupportedValue("a constant other than max_response_length; constant_length divides by that")
     if values[f"{_ACTOR}.policy_loss.loss_mode"] in ("gspo", "sapo"):
         return "sequence_mean"
     return _AGGREGATION[value]
@@ -98,7 +98,7 @@ def _aggregation(value: str, values: Values) -> str:
 def _kl(values: Values) -> Mapping[str, Any]:
     in_loss, in_reward = values[f"{_ACTOR}.use_kl_loss"], values.algorithm.use_kl_in_reward
     if in_loss and in_reward:
-        raise Lost("two KL penalties, in the loss and in the reward; the file has none")
+        raise UnsupportedValue("two KL penalties, in the loss and in the reward; the file has none")
     if in_loss:
         estimator, coefficient, place = values[f"{_ACTOR}.kl_loss_type"], values[f"{_ACTOR}.kl_loss_coef"], "loss"
     elif in_reward:
@@ -107,7 +107,7 @@ def _kl(values: Values) -> Mapping[str, Any]:
     else:
         return {}
     if estimator not in _KL:
-        raise Lost(f"the estimator {estimator} is not among {', '.join(_KL)}; the file has no KL penalty")
+        raise UnsupportedValue(f"the estimator {estimator} is not among {', '.join(_KL)}; the file has no KL penalty")
     found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "place": place}
     if in_reward and values.algorithm.kl_ctrl.type == "adaptive":
         found |= {
@@ -154,7 +154,7 @@ def _overlong(values: Values) -> Mapping[str, Any]:
 
 
 def _all(to: tuple[str, ...], note: str, keys: Mapping[str, Any]) -> list[Rule]:
-    return [counted_with(key, default, to, note) for key, default in keys.items()]
+    return [handled_by(key, default, to, note) for key, default in keys.items()]
 
 
 _ADVANTAGE = ("algorithm.advantage.estimator", "algorithm.advantage.mean", "algorithm.advantage.std")
@@ -164,7 +164,7 @@ _CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algo
 _REFILL = ("algorithm.filters.refill", "algorithm.filters.metric", "algorithm.filters.max_refills")
 
 LOSS_RULES: list[Rule] = [
-    given_with("algorithm.adv_estimator", "gae", _ADVANTAGE, _advantage, "`gae`: and the critic's keys"),
+    converted_with("algorithm.adv_estimator", "gae", _ADVANTAGE, _advantage, "`gae`: and the critic's keys"),
     *_all(
         ("algorithm.advantage",),
         "with adv_estimator",
@@ -181,8 +181,8 @@ LOSS_RULES: list[Rule] = [
             "critic.model.path": None,
         },
     ),
-    given_with(f"{_ACTOR}.policy_loss.loss_mode", "vanilla", ["algorithm.gate"], _gate, "verl's own clip is dual"),
-    counted_with(
+    converted_with(f"{_ACTOR}.policy_loss.loss_mode", "vanilla", ["algorithm.gate"], _gate, "verl's own clip is dual"),
+    handled_by(
         f"{_ACTOR}.clip_ratio",
         0.2,
         ["algorithm.gate"],
@@ -200,7 +200,7 @@ LOSS_RULES: list[Rule] = [
         },
     ),
     *(
-        lacking(f"{_ACTOR}.policy_loss.{name}", default, "no such loss")
+        unsupported(f"{_ACTOR}.policy_loss.{name}", default, "no such loss")
         for name, default in (
             ("clip_cov_ratio", 0.0002),
             ("clip_cov_lb", 1.0),
@@ -212,9 +212,9 @@ LOSS_RULES: list[Rule] = [
     moved(
         f"{_ACTOR}.loss_agg_mode", "token-mean", "algorithm.aggregation", _aggregation, "gspo and sapo: sequence_mean"
     ),
-    counted_with(f"{_ACTOR}.loss_scale_factor", None, ["algorithm.aggregation"], "with loss_agg_mode"),
+    handled_by(f"{_ACTOR}.loss_scale_factor", None, ["algorithm.aggregation"], "with loss_agg_mode"),
     moved(f"{_ACTOR}.entropy_coeff", 0, "algorithm.entropy.coefficient", lambda value, _: float(value)),
-    given_with(f"{_ACTOR}.use_kl_loss", False, _KL_KEYS, _kl, "or algorithm.use_kl_in_reward"),
+    converted_with(f"{_ACTOR}.use_kl_loss", False, _KL_KEYS, _kl, "or algorithm.use_kl_in_reward"),
     *_all(
         _KL_KEYS,
         "with use_kl_loss or use_kl_in_reward",
@@ -229,7 +229,7 @@ LOSS_RULES: list[Rule] = [
             "algorithm.kl_ctrl.target_kl": 0.1,
         },
     ),
-    given_with(
+    converted_with(
         "algorithm.rollout_correction.rollout_is", None, _CORRECTION, _correction, "none without it, as in verl"
     ),
     *_all(
@@ -240,18 +240,20 @@ LOSS_RULES: list[Rule] = [
             "algorithm.rollout_correction.bypass_mode": False,
         },
     ),
-    lacking("algorithm.rollout_correction.rollout_rs", None, "see algorithm.correction.mask_low, mask_high and veto"),
-    lacking("algorithm.rollout_correction.rollout_rs_threshold", None, "as rollout_rs"),
-    lacking("algorithm.rollout_correction.loss_type", "ppo_clip", "see algorithm.gate"),
-    lacking("algorithm.rollout_correction.rollout_is_batch_normalize", False, "factors are not rescaled"),
-    lacking("algorithm.use_pf_ppo", False, "no PF-PPO"),
-    given_with("algorithm.filter_groups.enable", False, _REFILL, _filters, "dynamic sampling (the recipe dapo)"),
+    unsupported(
+        "algorithm.rollout_correction.rollout_rs", None, "see algorithm.correction.mask_low, mask_high and veto"
+    ),
+    unsupported("algorithm.rollout_correction.rollout_rs_threshold", None, "as rollout_rs"),
+    unsupported("algorithm.rollout_correction.loss_type", "ppo_clip", "see algorithm.gate"),
+    unsupported("algorithm.rollout_correction.rollout_is_batch_normalize", False, "factors are not rescaled"),
+    unsupported("algorithm.use_pf_ppo", False, "no PF-PPO"),
+    converted_with("algorithm.filter_groups.enable", False, _REFILL, _filters, "dynamic sampling (the recipe dapo)"),
     *_all(
         _REFILL,
         "with filter_groups.enable",
         {"algorithm.filter_groups.metric": None, "algorithm.filter_groups.max_num_gen_batches": 0},
     ),
-    given_with(
+    converted_with(
         "reward_model.overlong_buffer.enable",
         False,
         ["algorithm.reward.overlong_buffer", "algorithm.reward.overlong_penalty"],
@@ -263,6 +265,6 @@ LOSS_RULES: list[Rule] = [
         "with overlong_buffer.enable",
         {"reward_model.overlong_buffer.len": 0, "reward_model.overlong_buffer.penalty_factor": 1.0},
     ),
-    lacking(f"{_ACTOR}.calculate_sum_pi_squared", False, "no such baseline"),
-    lacking(f"{_ACTOR}.router_replay.mode", "disabled", "see training.router_replay"),
+    unsupported(f"{_ACTOR}.calculate_sum_pi_squared", False, "no such baseline"),
+    unsupported(f"{_ACTOR}.router_replay.mode", "disabled", "see training.router_replay"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.cli.migration.rules import Rule, needless
+from roll.cli.migration.rules import Rule, ignored
 
 __all__ = ["NEEDLESS"]
 
@@ -67,5 +67,5 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "how verl's data set is read": ("data.*",),
 }
 
-NEEDLESS: list[Rule] = [needless(key, None, note) for note, keys in _REASONS.items() for key in keys]
+NEEDLESS: list[Rule] = [ignored(key, None, note) for note, keys in _REASONS.items() for key in keys]
 """The first rule that covers a key applies, so these rules, which cover whole sections, come last."""

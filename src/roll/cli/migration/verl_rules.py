@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless
+from roll.cli.migration.rules import (
+    Rule,
+    UnsupportedValue,
+    Values,
+    converted_with,
+    handled_by,
+    ignored,
+    moved,
+    unsupported,
+)
 from roll.cli.migration.verl_loss import LOSS_RULES
 from roll.cli.migration.verl_needless import NEEDLESS
 from roll.errors import ConfigError
@@ -51,7 +60,7 @@ def _warmup(own: Any, values: Values) -> int:
 def _schedule(value: str, values: Values) -> str:
     value = values[f"{_ACTOR}.optim.warmup_style"] or value
     if value not in ("constant", "cosine", "linear"):
-        raise Lost("schedules are constant, linear and cosine; the default is constant")
+        raise UnsupportedValue("schedules are constant, linear and cosine; the default is constant")
     return value
 
 
@@ -86,7 +95,7 @@ def _data(values: Values) -> Mapping[str, Any]:
 
 
 def _answers(_: Values) -> Mapping[str, Any]:
-    raise Lost(
+    raise UnsupportedValue(
         "verl's rows hold the reference in reward_model.ground_truth: write it into a column `answer` of its own "
         "(docs/migration.md has the lines). verl chooses a scorer by this column; the file has `math` for all rows"
     )
@@ -123,7 +132,7 @@ def _logger(values: Values) -> Mapping[str, Any]:
     found = {f"tracking.{name}": str(values.trainer.project_name) for name in names if name in known}
     other = [name for name in names if name not in (*known, "console", "tensorboard", "file")]
     if other:
-        raise Lost(f"no such tracker: {', '.join(other)}; metrics.jsonl and TensorBoard are always written")
+        raise UnsupportedValue(f"no such tracker: {', '.join(other)}; metrics.jsonl and TensorBoard are always written")
     return found
 
 
@@ -140,7 +149,9 @@ def _greedy(_: Any, values: Values) -> float:
 
 def _quantization(value: str | None, _: Values) -> str:
     if value not in (None, "fp8"):
-        raise Lost(f"quantization {value} is not among none, int8 and fp8; engines get the trainer's weights")
+        raise UnsupportedValue(
+            f"quantization {value} is not among none, int8 and fp8; engines get the trainer's weights"
+        )
     return value or "none"
 
 
@@ -153,51 +164,55 @@ _LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules")
 _DEVICES = ("cluster.type", "cluster.device_mapping.actor_train", "cluster.device_mapping.actor_infer")
 
 VERL: list[Rule] = [
-    given_with("data.train_batch_size", 1024, _BATCH, _batch, "minibatches: train_batch_size / ppo_mini_batch_size"),
-    counted_with(f"{_ACTOR}.ppo_mini_batch_size", 256, _BATCH, "with data.train_batch_size"),
+    converted_with(
+        "data.train_batch_size", 1024, _BATCH, _batch, "minibatches: train_batch_size / ppo_mini_batch_size"
+    ),
+    handled_by(f"{_ACTOR}.ppo_mini_batch_size", 256, _BATCH, "with data.train_batch_size"),
     moved(f"{_ACTOR}.ppo_epochs", 1, "algorithm.updates.num_epochs"),
     moved(f"{_ROLLOUT}.n", 1, "rollout.group_size"),
     moved("trainer.total_training_steps", None, "training.num_steps", _steps),
-    counted_with("trainer.total_epochs", 30, ["training.num_steps"], "x (rows // train_batch_size)"),
-    given_with("data.train_files", "~/data/rlhf/gsm8k/train.parquet", ["data"], _data, "parquet or JSONL"),
-    counted_with("data.val_files", "~/data/rlhf/gsm8k/test.parquet", ["data"], "data.0.held_out_path"),
-    counted_with("data.prompt_key", "prompt", ["data"], "data.0.prompt_key"),
-    counted_with("data.train_max_samples", -1, ["data"], "data.0.limit"),
-    given_with("data.reward_fn_key", "data_source", ["data"], _answers, "data.0.reward"),
-    counted_with("custom_reward_function.path", None, ["data"], "data.0.reward of type python, bound by name"),
-    counted_with("custom_reward_function.name", "compute_score", ["data"], "with custom_reward_function.path"),
-    counted_with("reward_model.enable", False, ["data"], "data.0.reward of type reward_model"),
-    counted_with("reward_model.model.path", None, ["data"], "with reward_model.enable"),
+    handled_by("trainer.total_epochs", 30, ["training.num_steps"], "x (rows // train_batch_size)"),
+    converted_with("data.train_files", "~/data/rlhf/gsm8k/train.parquet", ["data"], _data, "parquet or JSONL"),
+    handled_by("data.val_files", "~/data/rlhf/gsm8k/test.parquet", ["data"], "data.0.held_out_path"),
+    handled_by("data.prompt_key", "prompt", ["data"], "data.0.prompt_key"),
+    handled_by("data.train_max_samples", -1, ["data"], "data.0.limit"),
+    converted_with("data.reward_fn_key", "data_source", ["data"], _answers, "data.0.reward"),
+    handled_by("custom_reward_function.path", None, ["data"], "data.0.reward of type python, bound by name"),
+    handled_by("custom_reward_function.name", "compute_score", ["data"], "with custom_reward_function.path"),
+    handled_by("reward_model.enable", False, ["data"], "data.0.reward of type reward_model"),
+    handled_by("reward_model.model.path", None, ["data"], "with reward_model.enable"),
     moved("data.max_response_length", 512, "rollout.max_new_tokens"),
     moved("data.seed", None, "seed", lambda value, _: int(value or 0)),
     moved(f"{_MODEL}.path", "~/models/deepseek-llm-7b-chat", "model.path", lambda value, _: _place(value)),
     moved(f"{_MODEL}.trust_remote_code", False, "model.trust_remote_code"),
     moved(f"{_MODEL}.enable_gradient_checkpointing", True, "training.activation_checkpointing"),
-    given_with(f"{_MODEL}.lora_rank", 0, _LORA, _lora, "0 trains all weights"),
-    counted_with(f"{_MODEL}.lora_alpha", 16, _LORA, "with lora_rank"),
-    counted_with(f"{_MODEL}.target_modules", "all-linear", _LORA, "with lora_rank"),
+    converted_with(f"{_MODEL}.lora_rank", 0, _LORA, _lora, "0 trains all weights"),
+    handled_by(f"{_MODEL}.lora_alpha", 16, _LORA, "with lora_rank"),
+    handled_by(f"{_MODEL}.target_modules", "all-linear", _LORA, "with lora_rank"),
     moved(f"{_ACTOR}.optim.lr", 1e-6, "training.learning_rate"),
     moved(f"{_ACTOR}.optim.lr_warmup_steps", -1, "training.warmup_steps", _warmup),
-    counted_with(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0, ["training.warmup_steps"], "x all steps"),
+    handled_by(f"{_ACTOR}.optim.lr_warmup_steps_ratio", 0.0, ["training.warmup_steps"], "x all steps"),
     moved(f"{_ACTOR}.optim.lr_scheduler_type", "constant", "training.schedule", _schedule),
-    counted_with(f"{_ACTOR}.optim.warmup_style", None, ["training.schedule"], "an older name"),
+    handled_by(f"{_ACTOR}.optim.warmup_style", None, ["training.schedule"], "an older name"),
     moved(f"{_ACTOR}.optim.weight_decay", 0.01, "training.weight_decay"),
     moved(f"{_ACTOR}.optim.betas", [0.9, 0.999], "training.beta1", lambda value, _: value[0]),
     moved(f"{_ACTOR}.optim.clip_grad", 1.0, "training.max_grad_norm"),
-    needless(f"{_ACTOR}.grad_clip", 1.0, "optim.clip_grad is what becomes training.max_grad_norm"),
-    lacking(f"{_ACTOR}.optim.optimizer", "AdamW", "optimisers are AdamW, in float32 or 8 bits (training.optimizer)"),
-    lacking(f"{_ACTOR}.optim.min_lr_ratio", 0.0, "schedules end at 0"),
-    lacking(f"{_ACTOR}.optim.num_cycles", 0.5, "the cosine is half a cycle"),
-    lacking(f"{_ACTOR}.optim.override_optimizer_config", None, "see training.beta1, beta2, epsilon"),
+    ignored(f"{_ACTOR}.grad_clip", 1.0, "optim.clip_grad is what becomes training.max_grad_norm"),
+    unsupported(
+        f"{_ACTOR}.optim.optimizer", "AdamW", "optimisers are AdamW, in float32 or 8 bits (training.optimizer)"
+    ),
+    unsupported(f"{_ACTOR}.optim.min_lr_ratio", 0.0, "schedules end at 0"),
+    unsupported(f"{_ACTOR}.optim.num_cycles", 0.5, "the cosine is half a cycle"),
+    unsupported(f"{_ACTOR}.optim.override_optimizer_config", None, "see training.beta1, beta2, epsilon"),
     moved(f"{_ACTOR}.ulysses_sequence_parallel_size", 1, "training.parallel.cp"),
-    given_with(
+    converted_with(
         f"{_ACTOR}.use_dynamic_bsz",
         False,
         ["training.max_tokens_per_micro_batch"],
         _micro,
         "micro-batches are always packed by tokens",
     ),
-    counted_with(
+    handled_by(
         f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384, ["training.max_tokens_per_micro_batch"], "with use_dynamic_bsz"
     ),
     moved(f"{_ROLLOUT}.temperature", 1.0, "rollout.temperature", lambda value, _: float(value)),
@@ -207,42 +222,44 @@ VERL: list[Rule] = [
     moved(f"{_ROLLOUT}.max_model_len", None, "inference.max_context"),
     moved(f"{_ROLLOUT}.max_num_seqs", 256, "inference.max_num_seqs"),
     moved(f"{_ROLLOUT}.quantization", None, "inference.quantization", _quantization),
-    lacking(f"{_ROLLOUT}.name", "vllm", "engines are vLLM or ROLL's own (inference.engine)", harmless=(None, "hf")),
-    lacking(f"{_ROLLOUT}.ignore_eos", False, "answers end where the model ends them"),
-    lacking(f"{_ROLLOUT}.over_sample_rate", 0, "see rollout.scheduling.rollout_redundancy"),
-    lacking(f"{_ROLLOUT}.multi_turn.enable", False, "see data.0.source: environment, or rollout.agent"),
-    lacking(f"{_ROLLOUT}.multi_turn.tool_config_path", None, "see data.0.tools"),
-    lacking(f"{_ROLLOUT}.enable_rollout_routing_replay", False, "see training.router_replay: engine"),
+    unsupported(f"{_ROLLOUT}.name", "vllm", "engines are vLLM or ROLL's own (inference.engine)", harmless=(None, "hf")),
+    unsupported(f"{_ROLLOUT}.ignore_eos", False, "answers end where the model ends them"),
+    unsupported(f"{_ROLLOUT}.over_sample_rate", 0, "see rollout.scheduling.rollout_redundancy"),
+    unsupported(f"{_ROLLOUT}.multi_turn.enable", False, "see data.0.source: environment, or rollout.agent"),
+    unsupported(f"{_ROLLOUT}.multi_turn.tool_config_path", None, "see data.0.tools"),
+    unsupported(f"{_ROLLOUT}.enable_rollout_routing_replay", False, "see training.router_replay: engine"),
     moved(f"{_ROLLOUT}.val_kwargs.temperature", 0, "evaluation.temperature", _greedy, "0 without do_sample"),
-    counted_with(f"{_ROLLOUT}.val_kwargs.do_sample", False, ["evaluation.temperature"], "greedy where it is false"),
+    handled_by(f"{_ROLLOUT}.val_kwargs.do_sample", False, ["evaluation.temperature"], "greedy where it is false"),
     moved(f"{_ROLLOUT}.val_kwargs.n", 1, "evaluation.samples_per_prompt"),
     moved("trainer.test_freq", -1, "evaluation.every_num_steps", _frequency, "-1 is 0: before and after training"),
     moved("trainer.val_before_train", True, "evaluation.before_training"),
     moved("data.val_max_samples", -1, "evaluation.num_prompts", lambda value, _: value if value > 0 else 10**6),
     moved("trainer.save_freq", -1, "checkpoint.every_num_steps", _frequency),
     moved("trainer.max_actor_ckpt_to_keep", None, "checkpoint.keep_last", lambda value, _: value or 10**6),
-    given_with("trainer.experiment_name", "gsm8k", ["name"], _name, "of the run and its directory"),
-    given_with("trainer.logger", ["console", "wandb"], ["tracking.wandb"], _logger, "TensorBoard is always written"),
-    counted_with(
-        "trainer.project_name", "verl_examples", ["tracking.wandb", "tracking.swanlab"], "with trainer.logger"
+    converted_with("trainer.experiment_name", "gsm8k", ["name"], _name, "of the run and its directory"),
+    converted_with(
+        "trainer.logger", ["console", "wandb"], ["tracking.wandb"], _logger, "TensorBoard is always written"
     ),
-    given_with("trainer.n_gpus_per_node", 8, _DEVICES, _devices, "x nnodes; trainers and engines share all of them"),
-    counted_with("trainer.nnodes", 1, _DEVICES, "with n_gpus_per_node"),
-    lacking("trainer.val_only", False, "`roll eval FILE` measures alone"),
-    lacking("data.truncation", "error", "prompts are never cut; one that is too long ends the run"),
-    lacking("data.filter_overlong_prompts", False, "leave long prompts out of the file", harmless=()),
-    lacking("data.tokenizer", None, "the model's own"),
-    lacking("data.custom_cls.path", None, "see data.0.source: python"),
-    lacking("data.sampler.class_path", None, "rows come in random order, sources by weight"),
-    lacking("data.datagen.path", None, "see data.0.source: python"),
-    lacking("data.apply_chat_template_kwargs", {}, "chat templates get no further arguments"),
-    lacking(f"{_MODEL}.custom_chat_template", None, "put the template into the model's directory"),
-    lacking(f"{_MODEL}.tokenizer_path", None, "put the tokenizer into the model's directory"),
-    lacking(f"{_MODEL}.hf_config_path", None, "put the configuration into the model's directory"),
-    lacking(f"{_MODEL}.override_config", {}, "put the configuration into the model's directory"),
-    lacking(f"{_MODEL}.external_lib", None, "import what a model needs in a package of yours"),
-    lacking(f"{_MODEL}.lora_adapter_path", None, "merge the adapter into the model first"),
-    lacking(f"{_MODEL}.exclude_modules", None, "name those that get an adapter: model.lora.target_modules"),
+    handled_by("trainer.project_name", "verl_examples", ["tracking.wandb", "tracking.swanlab"], "with trainer.logger"),
+    converted_with(
+        "trainer.n_gpus_per_node", 8, _DEVICES, _devices, "x nnodes; trainers and engines share all of them"
+    ),
+    handled_by("trainer.nnodes", 1, _DEVICES, "with n_gpus_per_node"),
+    unsupported("trainer.val_only", False, "`roll eval FILE` measures alone"),
+    unsupported("data.truncation", "error", "prompts are never cut; one that is too long ends the run"),
+    unsupported("data.filter_overlong_prompts", False, "leave long prompts out of the file", harmless=()),
+    unsupported("data.tokenizer", None, "the model's own"),
+    unsupported("data.custom_cls.path", None, "see data.0.source: python"),
+    unsupported("data.sampler.class_path", None, "rows come in random order, sources by weight"),
+    unsupported("data.datagen.path", None, "see data.0.source: python"),
+    unsupported("data.apply_chat_template_kwargs", {}, "chat templates get no further arguments"),
+    unsupported(f"{_MODEL}.custom_chat_template", None, "put the template into the model's directory"),
+    unsupported(f"{_MODEL}.tokenizer_path", None, "put the tokenizer into the model's directory"),
+    unsupported(f"{_MODEL}.hf_config_path", None, "put the configuration into the model's directory"),
+    unsupported(f"{_MODEL}.override_config", {}, "put the configuration into the model's directory"),
+    unsupported(f"{_MODEL}.external_lib", None, "import what a model needs in a package of yours"),
+    unsupported(f"{_MODEL}.lora_adapter_path", None, "merge the adapter into the model first"),
+    unsupported(f"{_MODEL}.exclude_modules", None, "name those that get an adapter: model.lora.target_modules"),
     *LOSS_RULES,
     *NEEDLESS,
 ]

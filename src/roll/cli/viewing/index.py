@@ -21,15 +21,23 @@ import numpy as np
 
 from roll.errors import RunDirectoryError, UserError
 from roll.registry import did_you_mean
-from roll.tracking.reading.files import Inside
-from roll.tracking.reading.rollout_files import RolloutTable, as_written, compute, distinct, holding, opened, place_of
+from roll.tracking.reading.files import SafeDirectory
+from roll.tracking.reading.rollout_files import (
+    RolloutTable,
+    as_written,
+    compute,
+    distinct,
+    holding,
+    open_rollout_table,
+    place_of,
+)
 from roll.tracking.rollout_table import rollout_schema
 from roll.types import FinishReason, RolloutStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "Filter", "RolloutFile", "Row", "parse_filter", "rollout_files", "sorted_rows"]
+__all__ = ["COLUMNS", "Filter", "RolloutFile", "Row", "parse_filter", "rollout_files", "sort_rows"]
 
 NUMBERS = ("step", "draw", "index", "reward", "advantage", "tokens")
 WORDS = ("kind", "domain", "verdict", "status", "finish", "correct", "engine", "id")
@@ -113,7 +121,7 @@ class RolloutFile:
             UserError: the file is damaged, or was replaced.
         """
         places = [row.number for row in rows]
-        with self._opened() as file:
+        with self._open() as file:
             prompts, texts = (file.beginnings(places, name, longest) for name in _TEXTS)
         return list(zip(prompts, texts, strict=True))
 
@@ -126,7 +134,7 @@ class RolloutFile:
 
         if not wanted.may_take({"kind": self.kind, "step": self.step}):
             return
-        with self._opened() as file:
+        with self._open() as file:
             lengths = next((name for name in ("num_tokens", "policy_versions") if name in file.names), "token_ids")
             start = 0
             for portion in file.portions({*_READ, *(_TEXTS if wanted.words else ()), lengths}):
@@ -164,12 +172,12 @@ class RolloutFile:
             UserError: as `rows`; or the file has become shorter, for example after a resume.
         """
         columns = _TOKENS if tokens else _IN_FULL
-        with self._opened() as file:
+        with self._open() as file:
             return dict.fromkeys(columns) | file.rows([number], columns)[0]
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[RolloutTable]:
-        with opened(Inside(self.path.parent.parent), self.path.name) as file:
+    def _open(self) -> Iterator[RolloutTable]:
+        with open_rollout_table(SafeDirectory(self.path.parent.parent), self.path.name) as file:
             if "rollout_id" not in file.names:
                 raise RunDirectoryError(
                     f"'{self.path}' holds no rollouts that can be read: it has no column 'rollout_id'."
@@ -215,7 +223,7 @@ def _lengths(portion: pa.RecordBatch, name: str) -> list[int | None]:
 def rollout_files(directory: Path) -> list[RolloutFile]:
     """Return the files of a run's `rollouts/`, the newest step first, each step's evaluation after its rollouts."""
     found = []
-    for name in Inside(directory.parent).stamps(directory.name):
+    for name in SafeDirectory(directory.parent).stamps(directory.name):
         if (place := place_of(name)) and not (directory / name).is_dir():
             found.append(RolloutFile(directory / name, "eval" if place[1] == "eval" else "train", place[0]))
     return sorted(found, key=lambda file: (-file.step, file.kind != "train"))
@@ -283,7 +291,7 @@ def _word(name: str, sign: str, value: str) -> Callable[[Any], bool]:
     return lambda found: ((found or "") == value) is (sign == "=")
 
 
-def sorted_rows(rows: Sequence[Row], column: str) -> list[Row]:
+def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
     """Sort rows by a column, in descending order with `-` before its name; rows without a value are last.
 
     Raises:

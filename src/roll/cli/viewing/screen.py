@@ -22,11 +22,11 @@ from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
 from roll.cli.viewing.cells import LISTED, list_cells
-from roll.cli.viewing.index import Filter, Row, parse_filter, rollout_files, sorted_rows
+from roll.cli.viewing.index import Filter, Row, parse_filter, rollout_files, sort_rows
 from roll.cli.viewing.tokens import TokenScreen
 from roll.errors import UserError
 from roll.tracking import RunDirectory
-from roll.tracking.visible import printable, shortened
+from roll.tracking.visible import printable, shorten
 
 __all__ = ["RolloutApp"]
 
@@ -151,7 +151,7 @@ class RolloutApp(App[None]):
     def _arrange(self) -> None:
         """Sort the rows by the selected column."""
         if self._order:
-            rows, self.rows = sorted_rows(self.rows, self._order), []
+            rows, self.rows = sort_rows(self.rows, self._order), []
             self._list.clear()
             self._add(rows)
         self._show_status()
@@ -182,7 +182,7 @@ class RolloutApp(App[None]):
 
     def _described(self, row: Row) -> Text:
         try:
-            return described(row.file.rollout(row.number))
+            return describe_rollout(row.file.rollout(row.number))
         except UserError as error:
             return Text(printable(str(error)), style="bold red")
 
@@ -221,7 +221,7 @@ class RolloutApp(App[None]):
         except UserError as error:  # the file was deleted or changed after it was listed
             self._failed(str(error))
             return
-        self.push_screen(_Reading([self._described(attempt) for attempt in sorted_rows(attempts, "index")]))
+        self.push_screen(_Reading([self._described(attempt) for attempt in sort_rows(attempts, "index")]))
 
     def action_tokens(self) -> None:
         """Show the tokens of the current row."""
@@ -258,7 +258,7 @@ class _Reading(Screen[None]):
         yield Footer()
 
 
-def described(rollout: dict[str, Any]) -> Text:
+def describe_rollout(rollout: dict[str, Any]) -> Text:
     """Format a whole rollout, without markup or control characters."""
     text = Text()
     facts = ("step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause")
@@ -266,14 +266,14 @@ def described(rollout: dict[str, Any]) -> Text:
         value = rollout.get(name)
         if value not in (None, ""):
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            text.append(f"{name} ", style="dim").append(f"{shortened(shown, 500)}  ")
+            text.append(f"{name} ", style="dim").append(f"{shorten(shown, 500)}  ")
     for name, value in rollout.get("components") or ():
-        text.append(f"{shortened(str(name), 60)} ", style="dim").append("–  " if value is None else f"{value:.3g}  ")
+        text.append(f"{shorten(str(name), 60)} ", style="dim").append("–  " if value is None else f"{value:.3g}  ")
     for message in filter(None, rollout.get("messages") or ()):
-        text.append(f"\n\n{shortened(str(message['role']), 40)}\n", style="bold blue")
-        text.append(shortened(message["content"] or "", MOST_CHARACTERS))
+        text.append(f"\n\n{shorten(str(message['role']), 40)}\n", style="bold blue")
+        text.append(shorten(message["content"] or "", MOST_CHARACTERS))
     text.append("\n\nanswer of the model\n", style="bold green")
-    text.append(shortened(rollout.get("text") or "", MOST_CHARACTERS))
+    text.append(shorten(rollout.get("text") or "", MOST_CHARACTERS))
     if rollout.get("answer"):
-        text.append("\n\nreference\n", style="bold yellow").append(shortened(rollout["answer"], MOST_CHARACTERS))
+        text.append("\n\nreference\n", style="bold yellow").append(shorten(rollout["answer"], MOST_CHARACTERS))
     return text

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.cli.viewing.cells import LISTED, list_cells
-from roll.cli.viewing.index import Filter, RolloutFile, Row, parse_filter, rollout_files, sorted_rows
+from roll.cli.viewing.index import Filter, RolloutFile, Row, parse_filter, rollout_files, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 
@@ -33,7 +33,7 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
     """
     run = RunDirectory.open(path)
     wanted = parse_filter(filters)
-    sorted_rows([], sort or "step")
+    sort_rows([], sort or "step")
     files = rollout_files(run.rollouts_dir)
     if run.rollouts_dir.is_symlink():
         raise UserError(f"'{run.rollouts_dir}' is a link, which is not followed: give the run that holds the files.")
@@ -63,7 +63,7 @@ def _rows(files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int) -
         found = file.rows(wanted)
         try:
             while more := list(itertools.islice(found, _AT_ONCE if sort else limit - len(rows))):
-                rows = sorted_rows([*rows, *more], sort)[:limit] if sort else [*rows, *more]
+                rows = sort_rows([*rows, *more], sort)[:limit] if sort else [*rows, *more]
         except UserError as error:
             damaged.append(error)
         if not sort and len(rows) >= limit:

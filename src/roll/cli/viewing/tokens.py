@@ -56,7 +56,7 @@ class TokenScreen(Screen[None]):
     def _read(self) -> None:
         try:
             rollout = self._row.file.rollout(self._row.number, tokens=True)
-            decode, problem = _speller(self._directory)
+            decode, problem = _token_decoder(self._directory)
         except RollError as error:
             self.app.call_from_thread(self._show, [], str(error))
             return
@@ -100,7 +100,7 @@ def _number(values: Sequence[float | None], place: int) -> float:
     return math.nan if value is None else value
 
 
-def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
+def _token_decoder(run: RunDirectory) -> tuple[Callable[[int], str], str]:
     """Return a function that decodes one token, and why the run's tokenizer is missing, if it is. Downloads nothing."""
     try:
         found = run.tokenizer_path if run.tokenizer_path.is_file() else _tokenizer_of_model(run)

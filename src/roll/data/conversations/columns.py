@@ -9,7 +9,7 @@ from typing import Any
 from roll.config.sources import ConversationColumns
 from roll.data.cells import ArrowRow, BadRow, Row, as_list
 from roll.data.conversations.calls import decoded_json, plain_data, read_tools
-from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, holds_media, refuse_unread, says_nothing
+from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, holds_media, is_empty, refuse_unread
 from roll.data.conversations.messages import MessageReader, check_text
 from roll.errors import short
 from roll.types import Message
@@ -54,7 +54,7 @@ class RowView(Mapping[Any, Any]):
 
     def says(self, name: str | None) -> bool:
         """Return whether a column has a value, without marking it as read."""
-        return name is not None and name in self and not says_nothing(self._row[name])
+        return name is not None and name in self and not is_empty(self._row[name])
 
     def peek(self, name: Any) -> Any:
         """Return a column's value, without marking it as read."""
@@ -63,7 +63,7 @@ class RowView(Mapping[Any, Any]):
     @property
     def unread(self) -> list[Any]:
         """Columns that have a value, and were not read."""
-        return [name for name in self if name not in self.read and not says_nothing(self._row[name])]
+        return [name for name in self if name not in self.read and not is_empty(self._row[name])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +78,7 @@ class RowContext:
     """Further arguments of the chat template."""
 
     @property
-    def says_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the row has none of these parts."""
         return not (self.system or self.history or self.tools or self.template_kwargs)
 
@@ -88,7 +88,7 @@ class RowContext:
         Raises:
             BadRow: The row has such a part.
         """
-        if not self.says_nothing:
+        if not self.is_empty:
             raise BadRow(
                 "text with a system message or tools",
                 f"{where}: a plain text is trained on as it is, and has no place for the row's system message, tools, "

@@ -20,8 +20,8 @@ __all__ = [
     "Fields",
     "UnconsumedMedia",
     "holds_media",
+    "is_empty",
     "refuse_unread",
-    "says_nothing",
 ]
 
 _NAMES = """
@@ -88,7 +88,7 @@ def holds_media(value: Any) -> bool:
     return type(value).__module__.startswith("PIL.")
 
 
-def says_nothing(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
     """Return whether a value is null, or an empty text or container, with which data sets fill missing values."""
     if is_null(value):
         return True
@@ -105,7 +105,7 @@ class Fields:
     """
 
     def __init__(self, value: Mapping[Any, Any], ignored: Collection[str] = ()) -> None:
-        self._left = {name: said for name, said in value.items() if name not in ignored and not says_nothing(said)}
+        self._left = {name: said for name, said in value.items() if name not in ignored and not is_empty(said)}
 
     @property
     def names(self) -> Collection[str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from roll.config.examples import ArithmeticExamples, ExampleDataConfig
 from roll.data.bad_rows import BadRows
 from roll.data.chat import ChatRenderer
-from roll.data.examples.checking import Check, Source, left_out
+from roll.data.examples.checking import Check, Source, is_skipped
 from roll.data.examples.reading import ExampleKind, ExampleReader
 from roll.data.examples.report import Report
 from roll.data.examples.samples import Rendering, UnusableExample
@@ -64,7 +64,7 @@ class Examples:
         try:
             return self.rendering.samples(draw, config.too_long)[0]
         except UnusableExample as error:
-            if left_out(config, error.reason):
+            if is_skipped(config, error.reason):
                 return error.reason
             raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
@@ -184,7 +184,7 @@ def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
     """
     lines: list[str] = []
     for entry in loaded:
-        if any(not left_out(entry.config, reason) for reason in entry.bad.counts):
+        if any(not is_skipped(entry.config, reason) for reason in entry.bad.counts):
             lines += entry.bad.lines(entry.domain)
     if lines:
         raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))

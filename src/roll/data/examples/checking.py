@@ -16,7 +16,7 @@ from roll.data.examples.sums import ArithmeticExamplesSource
 from roll.data.rows import RowItems
 from roll.types import Conversation, Example, ExampleDraw, TrainingSample
 
-__all__ = ["Check", "Source", "left_out"]
+__all__ = ["Check", "Source", "is_skipped"]
 
 Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
 
@@ -32,7 +32,7 @@ class Check:
     every: bool
     """Whether to render all examples, not a sample."""
     longest: int = field(default=0, init=False)
-    num_learnt: int = field(default=0, init=False)
+    num_trained: int = field(default=0, init=False)
     num_rendered: int = field(default=0, init=False)
     num_cut: int = field(default=0, init=False)
     num_rewritten: int = field(default=0, init=False)
@@ -49,7 +49,7 @@ class Check:
                 samples, cut = self.rendering.samples(draw, config.too_long)
             except UnusableExample as error:
                 out.append(index)
-                if self.every or not left_out(config, error.reason):
+                if self.every or not is_skipped(config, error.reason):
                     bad.add(error.reason, f"{source.where(index)}: {error}")
             else:
                 self._measure(example, samples, cut)
@@ -58,11 +58,11 @@ class Check:
     def _measure(self, example: Example, samples: tuple[TrainingSample, ...], cut: bool) -> None:
         self.num_rendered += 1
         self.num_cut += cut
-        self.num_learnt += sum(int(sample.loss_mask.sum()) for sample in samples)
+        self.num_trained += sum(int(sample.loss_mask.sum()) for sample in samples)
         self.longest = max(self.longest, *(len(sample) for sample in samples))
         if not cut and not self.rendering.score_at_end:
             sides = zip(example.conversations, samples, strict=True)
-            self.num_rewritten += any(_num_answers(side) > _num_learnt(sample) for side, sample in sides)
+            self.num_rewritten += any(_num_answers(side) > _count_trained(sample) for side, sample in sides)
 
     def report(self, bad: Mapping[str, BadRows]) -> Report:
         """Build the report of all findings, with the problems in the rows of each domain."""
@@ -82,7 +82,7 @@ class Check:
         return Report(
             bad=bad,
             longest=self.longest if self.every else None,
-            num_tokens=self.num_learnt / max(self.num_rendered, 1),
+            num_tokens=self.num_trained / max(self.num_rendered, 1),
             num_cut=self.num_cut,
             num_rewritten=self.num_rewritten,
             notes=tuple(notes),
@@ -93,12 +93,12 @@ def _num_answers(conversation: Conversation) -> int:
     return sum(message.role == "assistant" for message in conversation.messages[conversation.num_given :])
 
 
-def _num_learnt(sample: TrainingSample) -> int:
+def _count_trained(sample: TrainingSample) -> int:
     """Count the contiguous spans of trained tokens."""
     return int(np.count_nonzero(np.diff(sample.loss_mask.astype(np.int8)) == 1))
 
 
-def left_out(config: ExampleDataConfig, reason: str) -> bool:
+def is_skipped(config: ExampleDataConfig, reason: str) -> bool:
     """Return whether the source skips examples with this kind of problem."""
     if reason == TOO_LONG and config.too_long == "skip":
         return True

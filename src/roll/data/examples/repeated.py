@@ -76,15 +76,15 @@ def _contents(messages: Sequence[Message]) -> list[str]:
 
 def _has(conversation: Conversation, read: ReadMessages) -> bool:
     """Return whether the messages are some of the conversation's, in its order, and none has more content."""
-    rest = iter(enumerate(map(_squeezed, conversation.messages)))
-    for place, message in enumerate(map(_squeezed, read.messages)):
+    rest = iter(enumerate(map(_squeeze, conversation.messages)))
+    for place, message in enumerate(map(_squeeze, read.messages)):
         same = next((there for there, other in rest if other == message), None)
         if same is None or (place in read.untrained and same not in conversation.untrained):
             return False
     return True
 
 
-def _squeezed(message: Message) -> Message:
+def _squeeze(message: Message) -> Message:
     """Return the message without the whitespace of its content."""
     return replace(message, content=with_texts(message.content, lambda text: "".join(text.split())))
 

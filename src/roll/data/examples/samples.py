@@ -69,7 +69,7 @@ class Rendering:
         """Return the tokens of each conversation within the context, and whether some are truncated."""
         limit = None if self.max_tokens is None else self.max_tokens - self.score_at_end
         if limit is not None and too_long != "cut":
-            self._refuse_books(conversations, limit)
+            self._reject_oversized(conversations, limit)
         try:
             rendered = [self._tokens(conversation) for conversation in conversations]
         except DataError as error:
@@ -94,7 +94,7 @@ class Rendering:
             raise UnusableExample("nothing to learn", "no token of it comes after another: make it longer.")
         return rendered, cut
 
-    def _refuse_books(self, conversations: tuple[Conversation, ...], limit: int) -> None:
+    def _reject_oversized(self, conversations: tuple[Conversation, ...], limit: int) -> None:
         """Reject texts that cannot fit, whatever their tokens are: tokenizing the longest lines would take a minute."""
         longest = max(len(c.text or "") + sum(len(m.text) for m in c.messages) for c in conversations)
         if longest > LONG and longest > limit * self.renderer.longest_token:

@@ -13,5 +13,5 @@ class ExampleStream(WeightedStream[Example, ExampleDraw]):
 
     size_name = "num_examples"
 
-    def _drawn(self, draw_id: int, item: Example, position: int) -> ExampleDraw:
+    def _draw(self, draw_id: int, item: Example, position: int) -> ExampleDraw:
         return ExampleDraw(draw_id=draw_id, example=item, position=position)

@@ -41,7 +41,7 @@ async def _play_twice(
     opened: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, shown: Demonstration
 ) -> KeptEpisode:
     """Play a demonstration twice, to check that the environment repeats it, and return the episode."""
-    draw = stream.again(-1, shown.domain, stream.position_of(shown.domain, shown.seed))
+    draw = stream.redraw(-1, shown.domain, stream.position_of(shown.domain, shown.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=shown.actions))
     name = f"'{shown.domain}' with seed {shown.seed}"
     try:

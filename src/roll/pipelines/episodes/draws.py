@@ -28,9 +28,9 @@ class EpisodeDraws:
         """Return the next draws, of one environment if `domain` is given."""
         return [self._next(domain) for _ in range(count)]
 
-    def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
+    def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
         """Return a draw that an earlier process left in flight, with the same anchor."""
-        draw = self.stream.again(draw_id, domain, position)
+        draw = self.stream.redraw(draw_id, domain, position)
         uid, num_turns = self.state.begun.get(str(draw_id), ("", 0))
         found = next((one.trajectory for one in self.state.kept if one.trajectory.uid == uid), None)
         return draw if found is None else replace(draw, anchor=Anchor(trajectory=found, num_turns=num_turns))

@@ -22,8 +22,8 @@ class Draws(Protocol):
         """Return the next draws, of one domain if it is given."""
         ...
 
-    def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """Return an earlier draw again."""
+    def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
+        """Return an earlier draw."""
         ...
 
 
@@ -60,7 +60,7 @@ def build_controller(
         return drawn
 
     rollout = config.rollout
-    pending = [stream.again(*entry) for entry in state.pending]
+    pending = [stream.redraw(*entry) for entry in state.pending]
     ahead = rollout.scheduling.async_ratio > 0
     quotas = {entry.domain or entry.source: entry.weight for entry in config.data}
     return AsyncController(

@@ -105,7 +105,7 @@ def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
     for group in groups:
         recorded = group.draw
         try:
-            draw = data.train.again(recorded.draw_id, recorded.prompt.domain, recorded.position)
+            draw = data.train.redraw(recorded.draw_id, recorded.prompt.domain, recorded.position)
         except CheckpointError as error:
             raise DataError(f"draw {recorded.draw_id} of the recording cannot be drawn again: {error}") from None
         if draw.prompt.uid != recorded.prompt.uid:

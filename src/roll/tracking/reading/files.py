@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from roll.errors import RunDirectoryError
 
-__all__ = ["Inside", "Stamp", "Tail", "from_json"]
+__all__ = ["SafeDirectory", "Stamp", "Tail", "from_json"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -63,7 +63,7 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-class Inside:
+class SafeDirectory:
     """A directory whose regular files are read; pipes, devices and links are rejected.
 
     Args:
@@ -80,7 +80,7 @@ class Inside:
             RunDirectoryError: the file is missing, unreadable, not a regular file, or behind a link.
         """
         with self._directory(parts[:-1]) as directory, _explained(parts):
-            descriptor = os.open(_checked(parts[-1]), _FILE, dir_fd=directory)
+            descriptor = os.open(_check(parts[-1]), _FILE, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise RunDirectoryError(f"'{_shown(parts)}' is not a regular file.")
@@ -101,7 +101,7 @@ class Inside:
     def stamp(self, *parts: str) -> Stamp | None:
         """Return the stamp of a regular file or a directory; `None` if the path is neither."""
         with contextlib.suppress(RunDirectoryError, OSError), self._directory(parts[:-1]) as directory:
-            found = os.stat(_checked(parts[-1]), dir_fd=directory, follow_symlinks=False)
+            found = os.stat(_check(parts[-1]), dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
                 return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
         return None
@@ -130,7 +130,7 @@ class Inside:
         try:
             for part in parts:
                 with _explained(parts):
-                    below = os.open(_checked(part), _DIRECTORY, dir_fd=descriptor)
+                    below = os.open(_check(part), _DIRECTORY, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = below
             yield descriptor
@@ -138,7 +138,7 @@ class Inside:
             os.close(descriptor)
 
 
-def _checked(part: str) -> str:
+def _check(part: str) -> str:
     if part in ("", ".", "..") or "/" in part or "\0" in part:
         raise RunDirectoryError(f"{part!r} is no name of a file.")
     return part
@@ -170,7 +170,7 @@ class Tail:
         end: line separator.
     """
 
-    def __init__(self, inside: Inside, *parts: str, end: bytes = b"\n") -> None:
+    def __init__(self, inside: SafeDirectory, *parts: str, end: bytes = b"\n") -> None:
         self._inside = inside
         self._end = end
         self._parts = parts

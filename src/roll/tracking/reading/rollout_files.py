@@ -18,15 +18,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.rollout_table import rollout_schema
-from roll.tracking.visible import shortened
+from roll.tracking.visible import shorten
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["MOST_ROWS", "RolloutTable", "as_written", "compute", "distinct", "holding", "opened", "place_of"]
+__all__ = [
+    "MOST_ROWS",
+    "RolloutTable",
+    "as_written",
+    "compute",
+    "distinct",
+    "holding",
+    "open_rollout_table",
+    "place_of",
+]
 
 MOST_ROWS = 2**20
 """Maximum number of rows of one file."""
@@ -58,7 +67,7 @@ def place_of(name: str) -> tuple[int, str] | None:
 
 
 @contextlib.contextmanager
-def opened(inside: Inside, name: str) -> Iterator[RolloutTable]:
+def open_rollout_table(inside: SafeDirectory, name: str) -> Iterator[RolloutTable]:
     """Run the body with a file of `rollouts/` open.
 
     Raises:
@@ -77,7 +86,7 @@ def opened(inside: Inside, name: str) -> Iterator[RolloutTable]:
         except RunDirectoryError:
             raise
         except Exception as error:  # pyarrow may raise anything for an untrusted file
-            first = shortened((str(error).splitlines() or [""])[0], 200)
+            first = shorten((str(error).splitlines() or [""])[0], 200)
             raise RunDirectoryError(f"'{name}' holds no rollouts that can be read: {first}") from None
 
 

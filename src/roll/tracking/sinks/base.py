@@ -17,7 +17,7 @@ from roll.version import install_extra
 if TYPE_CHECKING:
     from roll.tracking.run_directory import RunDirectory
 
-__all__ = ["Kept", "Opening", "RolloutTable", "Sink", "flattened", "load_client", "run_id"]
+__all__ = ["Opening", "PathWatch", "RolloutTable", "Sink", "flatten", "load_client", "run_id"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Sink(Protocol):
         ...
 
 
-class Kept:
+class PathWatch:
     """Watches the file or directory to which a client writes: most clients keep writing to a removed file without an
     error.
 
@@ -113,7 +113,7 @@ def run_id(run: RunDirectory) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the leaves of a configuration by their dotted keys, such as `data.0.source`."""
     leaves: dict[str, Any] = {}
 

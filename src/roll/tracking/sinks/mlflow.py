@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from roll.tracking.sinks.base import Opening, RolloutTable, flattened, load_client, run_id
+from roll.tracking.sinks.base import Opening, RolloutTable, flatten, load_client, run_id
 from roll.version import __version__
 
 __all__ = ["MlflowSink"]
@@ -40,7 +40,7 @@ class MlflowSink:
         else:
             tags = {"roll.run": name, "roll.version": __version__}
             self._id = self._client.create_run(place, run_name=opening.run.name, tags=tags).info.run_id
-            self._parameters(flattened(opening.settings))
+            self._parameters(flatten(opening.settings))
         self._client.log_dict(self._id, dict(opening.settings), "config.yaml")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:

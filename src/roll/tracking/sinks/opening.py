@@ -35,7 +35,7 @@ def check_packages(config: TrackingConfig) -> None:
     Raises:
         ConfigError: a package is not installed; the message tells how to install it.
     """
-    for name in _chosen(config):
+    for name in _select(config):
         load_client(name)
 
 
@@ -55,7 +55,7 @@ def open_sinks(
     """
     sinks: list[GuardedSink] = []
     try:
-        for name, project in _chosen(config).items():
+        for name, project in _select(config).items():
             opening = Opening(run=run, project=project, settings=settings, resumed_at=resumed_at)
             sinks.append(GuardedSink(name, partial(_open, name, opening)))
     except BaseException:
@@ -69,7 +69,7 @@ def _open(name: str, opening: Opening) -> Sink:
     return SINKS.get(name)(opening)
 
 
-def _chosen(config: TrackingConfig) -> dict[str, str]:
+def _select(config: TrackingConfig) -> dict[str, str]:
     """Return the project of every enabled tracker; TensorBoard has none."""
     values = {name: getattr(config, name) for name in SINKS if getattr(config, name, None) not in (None, False)}
     return {name: value if isinstance(value, str) else "" for name, value in values.items()}

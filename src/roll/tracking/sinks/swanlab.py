@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from roll.tracking.sinks.base import Kept, Opening, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable, load_client, run_id
 
 __all__ = ["SwanLabSink"]
 
@@ -25,7 +25,7 @@ class SwanLabSink:
             config=dict(opening.settings),
             settings=quiet,
         )
-        self._kept = Kept(Path(self._run.dir))
+        self._kept = PathWatch(Path(self._run.dir))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._kept.check()

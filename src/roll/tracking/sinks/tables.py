@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from roll.tracking.sinks.base import RolloutTable
-from roll.tracking.visible import shortened
+from roll.tracking.visible import shorten
 
 if TYPE_CHECKING:
     from roll.types import Group, Rollout
@@ -38,7 +38,7 @@ def _row(step: int, rollout: Rollout, advantages: Mapping[str, float]) -> tuple[
     prompt, reward = rollout.prompt, rollout.reward
 
     def cell(text: str) -> str:
-        return shortened(text, CELL_CHARACTERS)
+        return shorten(text, CELL_CHARACTERS)
 
     return (
         step,

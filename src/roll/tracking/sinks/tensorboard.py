@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
-from roll.tracking.sinks.base import Kept, Opening, RolloutTable
+from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable
 
 __all__ = ["TensorBoardSink", "truncate_events"]
 
@@ -32,13 +32,13 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         path = opening.run.tensorboard_dir / name
         self._writer = RecordWriter(path.open("ab"))
-        self._kept = Kept(path)
+        self._kept = PathWatch(path)
         self._protos = _protos()
         self._write(file_version="brain.Event:2")
         if first_step > 0:  # a running TensorBoard then drops the events from that step on
             log = self._protos.SessionLog
             self._write(step=first_step, session_log=log(status=log.START))
-        self._text(max(0, opening.resumed_at), "configuration", _indented(dump(opening.settings)))
+        self._text(max(0, opening.resumed_at), "configuration", _indent(dump(opening.settings)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event with all values."""
@@ -52,7 +52,7 @@ class TensorBoardSink:
         """Write rollouts as text, since TensorBoard has no suitable tables."""
         cells = [zip(table.columns, row, strict=True) for row in table.rows]
         rows = ["\n".join(f"{name}: {cell}" for name, cell in row) for row in cells]
-        self._text(step, table.name, _indented("\n\n".join(rows)))
+        self._text(step, table.name, _indent("\n\n".join(rows)))
 
     def close(self) -> None:
         """Close the file."""
@@ -80,7 +80,7 @@ class TensorBoardSink:
         self._writer.flush()
 
 
-def _indented(text: str) -> str:
+def _indent(text: str) -> str:
     """Format text as a code block, in which Markdown and HTML have no effect."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from roll.tracking.sinks.base import Kept, Opening, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable, load_client, run_id
 
 __all__ = ["TrackioSink"]
 
@@ -24,7 +24,7 @@ class TrackioSink:
             auto_log_gpu=False,  # GPU metrics would have steps of their own
             auto_log_cpu=False,
         )
-        self._kept = Kept(self._client.sqlite_storage.SQLiteStorage.get_project_db_path(opening.project))
+        self._kept = PathWatch(self._client.sqlite_storage.SQLiteStorage.get_project_db_path(opening.project))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._kept.check()

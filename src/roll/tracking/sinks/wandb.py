@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from roll.errors import ConfigError
-from roll.tracking.sinks.base import Kept, Opening, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable, load_client, run_id
 
 __all__ = ["WandbSink"]
 
@@ -34,7 +34,7 @@ class WandbSink:
             config=dict(opening.settings),
             settings=self._client.Settings(console="off"),  # ROLL's logs hold the output
         )
-        self._kept = Kept(Path(self._run.settings.sync_dir))
+        self._kept = PathWatch(Path(self._run.settings.sync_dir))
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from roll.cli.migration.convert import NO_VALUE
-from roll.cli.migration.rules import Lost, Values
+from roll.cli.migration.rules import UnsupportedValue, Values
 from roll.cli.migration.verl import from_verl
 from roll.cli.migration.verl_file import read_keys
 from roll.cli.migration.verl_rules import VERL
@@ -199,7 +199,7 @@ def test_migration_verl_no_value_of_a_rule_is_unexpected(number):
 
 
 def refused_or_taken(rule, values):
-    with contextlib.suppress(Lost, ConfigError, *NO_VALUE):
+    with contextlib.suppress(UnsupportedValue, ConfigError, *NO_VALUE):
         rule.convert(Values(values))
 
 

@@ -170,8 +170,6 @@ def test_conversation_unread_field_are_named_and_counted(
     said = str(caught.value)
     assert said.startswith("2 of 2 rows of data source 'python' cannot be learned from:\n")
     assert f"  2 × {what}\n" in said
-        said.startswith("2 of 2 rows of data source 'python' cannot be learned from:\n") and f"  2 × {what}\n" in said
-    )
     assert "name it in `ignored_fields`" in said
 
 

@@ -307,7 +307,7 @@ def test_examples_bad_row_lines_that_are_no_rows_are_counted_and_left_out_like_o
 
 def test_examples_bad_row_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "LONG", 1000)
-    monkeypatch.setattr(turns, "_encoded", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
+    monkeypatch.setattr(turns, "_encode", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
     rows = [{"prompt": "p", "completion": "x" * 5000}]
     with pytest.raises(DataError, match=r"1 × too long\n.*line 1: it has 5,001 characters, but the context takes 64"):
         world.examples(rows, "supervised", 64)

@@ -75,7 +75,7 @@ def test_examples_stream_draws_depend_on_nothing_but_their_number(sizes: list[in
             stream.restore(state)
         drawn += stream.draw(part)
     assert drawn == whole
-    assert [stream.again(draw.draw_id, draw.example.domain, draw.position) for draw in drawn] == whole
+    assert [stream.redraw(draw.draw_id, draw.example.domain, draw.position) for draw in drawn] == whole
 
 
 def test_examples_stream_other_examples_are_refused_by_name() -> None:
