@@ -112,7 +112,7 @@ class AgentLoop:
         if len(chain) < len(calls):
             kept, written = (sum(len(call.token_ids) for call in each) for each in (chain, calls))
             said = (
-                f"an agent asked {len(calls) - len(chain)} times beside its longest conversation of {len(chain)} "
+                f"an agent sent {len(calls) - len(chain)} requests outside its longest conversation of {len(chain)} "
                 "answers (titles, summaries, sub-agents, or a history that it wrote anew): those answers are not "
                 "trained"
             )

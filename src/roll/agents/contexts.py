@@ -66,7 +66,7 @@ class Conversation:
         answers: dict[int, tuple[bytes, bytes]] = {}
         for place, message in enumerate(self.messages):
             before = state.digest() if message.role == "assistant" else b""
-            state.update(_spelt(message))
+            state.update(_message_bytes(message))
             if before:
                 answers[place] = (before, state.digest())
         return answers, state
@@ -86,7 +86,7 @@ class Conversation:
     def digest_with(self, answer: Message) -> bytes:
         """Return the digest of the tools, all messages, and an answer to them."""
         state = self._hashed[1].copy()
-        state.update(_spelt(answer))
+        state.update(_message_bytes(answer))
         return state.digest()
 
 
@@ -105,7 +105,7 @@ class Contexts:
     ) -> None:
         self._renderer = renderer
         self._ends = tuple(ends)
-        self._spelt_ends = [renderer.decode_raw(np.array([end])) for end in self._ends]
+        self._end_texts = [renderer.decode_raw(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
@@ -248,7 +248,7 @@ class Contexts:
         question = Message(role="user", content="a")
         text = fitted_text(renderer, [question, _marked(answer, added), *following], tools)
         begin = text.rfind(_MARK)
-        places = [(place, end) for end in self._spelt_ends if (place := text.find(end, begin)) >= 0]
+        places = [(place, end) for end in self._end_texts if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
             raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
         place, end = min(places)
@@ -302,7 +302,7 @@ def _with_demands(conversation: Conversation) -> Sequence[Message]:
     return [*before, replace(last, content=told)] if conversation.demands else conversation.messages
 
 
-def _spelt(message: Message) -> bytes:
+def _message_bytes(message: Message) -> bytes:
     """Return the bytes that identify a message; lengths keep a part of one message from passing for another."""
     role, content = message.role, content_key(message.content)
     said = content.strip() if role == "assistant" else content

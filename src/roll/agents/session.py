@@ -204,16 +204,16 @@ class Session:
         self.calls.append(call)
         self._num_tokens += len(ids)
         calls: tuple[ToolCall, ...] = ()
-        thought = beside = ""
+        thought = outside = ""
         if tools:
             whole = text if stopped_by is not None else self.renderer.decode_raw(shown)
             behind = whole if self.tool_format == "harmony" else self._apart(whole, context)[1]
-            beside, calls = read_calls(behind or "", self.tool_format, tools)
+            outside, calls = read_calls(behind or "", self.tool_format, tools)
         if not raw:
             thought, answer = self._apart(text, context)
             # An answer that never ends its reasoning is returned whole, so that the agent sees it.
             thought, text = ("", text) if answer is None and not calls else (thought, answer or "")
-        text = beside if calls else text
+        text = outside if calls else text
         return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
 
     def _apart(self, text: str, context: IntArray) -> tuple[str, str | None]:

@@ -91,7 +91,7 @@ def read_calls(
     if found.problems or not found.calls or not all(_is_json(call.arguments) for call in found.calls):
         return text, ()
     calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in found.calls)
-    return _beside(text, tool_format).strip(), calls
+    return _text_outside_calls(text, tool_format).strip(), calls
 
 
 def _offered(tool: Mapping[str, Any]) -> _Offered:
@@ -100,7 +100,7 @@ def _offered(tool: Mapping[str, Any]) -> _Offered:
     return offered if sound else replace(offered, parameters={})
 
 
-def _beside(text: str, tool_format: ToolFormat) -> str:
+def _text_outside_calls(text: str, tool_format: ToolFormat) -> str:
     if tool_format == "llama3":
         return text.partition(_PYTHON_TAG)[0] if _PYTHON_TAG in text else ""
     if tool_format == "mistral":

@@ -85,7 +85,7 @@ def chains(calls: Sequence[Call]) -> list[list[int]]:
 def main_chain(calls: Sequence[Call]) -> list[int]:
     """Return the indices of the calls in the longest chain, in the order in which they ended.
 
-    Titles, summaries and other requests besides an agent's own conversation are short chains. The longest chain has the
+    Titles, summaries and other requests outside an agent's own conversation are short chains. The longest chain has the
     most calls; ties are broken by the most tokens, contexts included, then by the latest end.
 
     Args:

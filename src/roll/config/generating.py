@@ -56,7 +56,7 @@ class GeneratingConfig(RunConfig):
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
-                f"inference.max_context {context} leaves no room for prompts in addition to "
+                f"inference.max_context {context} leaves no room for prompts next to "
                 f"rollout.max_new_tokens {answer}: "
                 "raise the one or lower the other"
             )

@@ -99,7 +99,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
     longest = max(asking, key=lambda entry: entry[1].max_reply_tokens)
     if judge.max_context is not None and judge.max_context <= longest[1].max_reply_tokens:
         raise ValueError(
-            f"judge.max_context {judge.max_context} leaves no room for questions in addition to "
+            f"judge.max_context {judge.max_context} leaves no room for questions next to "
             f"{longest[0]}.max_reply_tokens "
             f"{longest[1].max_reply_tokens}: raise the one or lower the other"
         )

@@ -142,7 +142,7 @@ def _have_answers(rows: Rows) -> bool:
 def _data_of(tree: dict[str, Any]) -> list[dict[str, Any]]:
     entries = tree.get("data") or []
     if not _is_list(entries) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError("reward= says how answers are scored, but the configuration has no data: give data= as well.")
+        raise ConfigError("reward= needs data, but the configuration has no data: pass the rows as data= as well.")
     return entries
 
 

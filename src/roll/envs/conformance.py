@@ -44,17 +44,19 @@ class Finding:
     Args:
         rule: The rule, which holds for every environment.
         found: What this environment did.
-        mend: How to fix it.
+        remedy: How to fix it.
         fatal: Whether training would fail or learn from wrong data; otherwise only a useful feature is missing.
     """
 
     rule: str
     found: str
-    mend: str
+    remedy: str
     fatal: bool = True
 
     def __str__(self) -> str:
-        return f"{'broken' if self.fatal else 'advice'}: {self.rule}\n    found: {self.found}\n    mend:  {self.mend}"
+        return (
+            f"{'broken' if self.fatal else 'advice'}: {self.rule}\n    found: {self.found}\n    fix:    {self.remedy}"
+        )
 
 
 class _HangsError(ProtocolError):
@@ -78,7 +80,7 @@ def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int =
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"environment '{id}' cannot be built: {_said(error)}") from error
+            raise UserError(f"environment '{id}' cannot be built: {_describe_error(error)}") from error
 
     return check_object(build, num_seeds=num_seeds)
 
@@ -95,10 +97,10 @@ def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Findin
         try:
             findings += run_to_end(_collected(rule, build, num_seeds))
         except ProtocolError as broken:
-            findings.append(Finding(rule=broken.rule, found=broken.found, mend=broken.mend))
+            findings.append(Finding(rule=broken.rule, found=broken.found, remedy=broken.remedy))
             if isinstance(broken, _HangsError):  # the other rules would hang too, each until its timeout
                 break
-    return list({(finding.rule, finding.mend): finding for finding in findings}.values())
+    return list({(finding.rule, finding.remedy): finding for finding in findings}.values())
 
 
 async def _collected(rule: Any, build: Callable[[], Any], num_seeds: int) -> list[Finding]:
@@ -114,7 +116,7 @@ async def _starts_and_steps(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule="`sample_random_action()` gives a well-formed action",
             found="there is no such method",
-            mend="add one: the command, this check and tests then reach further than the first turn",
+            remedy="add one: the command, this check and tests then reach further than the first turn",
             fatal=False,
         )
     _, info = await _reset(build(), 0)
@@ -122,7 +124,8 @@ async def _starts_and_steps(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule='`info["state"]` names the state',
             found="it is missing from what `reset` gives",
-            mend="add a text that is equal for equal states, if you want to train with GiGPO; no other method needs it",
+            remedy="add a text that is equal for equal states, if you want to train with GiGPO; no other method needs "
+            "it",
             fatal=False,
         )
 
@@ -161,7 +164,7 @@ def _unequal(found: str) -> Finding:
     return Finding(
         rule="equal seeds and actions give equal episodes",
         found=found,
-        mend="draw everything from one generator of the environment's own, made anew in `reset`: `self._rng = "
+        remedy="draw everything from one generator of the environment's own, made anew in `reset`: `self._rng = "
         "random.Random(seed)`; use no global one, no time, and no order of a set",
     )
 
@@ -177,7 +180,7 @@ async def _other_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule="other seeds give other episodes",
             found="20 seeds began alike, and answered the same action alike",
-            mend="pass the seed on to what draws the task; if there is just one task, nothing is wrong",
+            remedy="pass the seed on to what draws the task; if there is just one task, nothing is wrong",
             fatal=False,
         )
 
@@ -214,7 +217,8 @@ def _slow(text: str, found: str) -> Finding:
     return Finding(
         rule="a step takes time that grows with the action's length at most",
         found=f"an action of {len(text)} characters, {brief(text)}, {found}",
-        mend="read actions without nested quantifiers in regular expressions, without `int` of long texts, and without "
+        remedy="read actions without nested quantifiers in regular expressions, without `int` of long texts, and "
+        "without "
         "recursion; cut them to a length that a move can have",
     )
 
@@ -226,7 +230,7 @@ async def _ends(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule="episodes end",
             found=f"an episode of random actions went on for {_MOST_TURNS} turns",
-            mend="end it after some turns, or always give `num_turns` where it is used",
+            remedy="end it after some turns, or always give `num_turns` where it is used",
             fatal=False,
         )
 
@@ -242,8 +246,8 @@ async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
             if not isinstance(error, NotImplementedError):
                 yield Finding(
                     rule="`spawn(same_state=True)` gives a copy in the same state",
-                    found=_said(error),
-                    mend="return `copy.deepcopy(self)`, or raise NotImplementedError",
+                    found=_describe_error(error),
+                    remedy="return `copy.deepcopy(self)`, or raise NotImplementedError",
                 )
             return
         action = _action(copy.deepcopy(env) if _copyable(env) else build())
@@ -252,15 +256,15 @@ async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
             yield Finding(
                 rule="`spawn(same_state=True)` gives a copy in the same state",
                 found=f"the copy answered {brief(second[:4])} where the environment answered {brief(first[:4])}",
-                mend="copy the generator of random numbers as well, as `copy.deepcopy(self)` does",
+                remedy="copy the generator of random numbers as well, as `copy.deepcopy(self)` does",
             )
     try:
         pickle.dumps(build())
     except Exception as error:
         yield Finding(
             rule="an environment can be sent to another process",
-            found=_said(error),
-            mend="open files, connections and locks in `reset`, not in `__init__`; needed only to run it in the pool",
+            found=_describe_error(error),
+            remedy="open files, connections and locks in `reset`, not in `__init__`; needed only to run it in the pool",
             fatal=False,
         )
 
@@ -277,7 +281,7 @@ async def _leaves_the_loop(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule="a step in the loop takes microseconds",
             found=f"reset and a step took {took:.1f} s",
-            mend="run it with `host: pool`, or write `async def step`: everything else waits for it otherwise",
+            remedy="run it with `host: pool`, or write `async def step`: everything else waits for it otherwise",
             fatal=False,
         )
 
@@ -300,13 +304,15 @@ async def _called(rule: str, call: Callable[..., Any], *arguments: Any, **keywor
         found = f"did not end within {_TIME_LIMIT_S:g} s"
         if isinstance(given, str) and len(given) >= _LENGTHS[0]:
             slow = _slow(given, found)
-            raise ProtocolError(slow.rule, slow.found, slow.mend) from error
+            raise ProtocolError(slow.rule, slow.found, slow.remedy) from error
         raise _HangsError(rule, f"{found}, given {brief(given)}", "look for a loop that does not end") from error
     except (Exception, SystemExit) as error:
-        raise ProtocolError(rule, f"{_said(error)}, given {brief(given)}", _mended(call, error)) from error
+        raise ProtocolError(
+            rule, f"{_describe_error(error)}, given {brief(given)}", _remedy_for(call, error)
+        ) from error
 
 
-def _mended(call: Callable[..., Any], error: BaseException) -> str:
+def _remedy_for(call: Callable[..., Any], error: BaseException) -> str:
     """Return how to fix an exception: a wrong signature, or a failure inside the environment."""
     if isinstance(error, TypeError) and raised_at(error).rpartition(":")[0] == __file__:
         name = "seed=None" if call.__name__ == "reset" else "action"
@@ -355,6 +361,6 @@ def _copyable(env: Any) -> bool:
     return True
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Describe an exception, with the line of the environment that raised it."""
     return f"{type(error).__name__}: {brief(str(error))} ({raised_at(error)})"

@@ -21,9 +21,9 @@ from typing import Any, Protocol, TypeVar
 
 from roll.envs.base import Started, Stepped, awaited
 from roll.envs.equipping import Equipment, EquippedEnv
-from roll.envs.heard import heard_reset, heard_step
 from roll.envs.protocol import ProtocolError
 from roll.envs.registration import ENVS, make
+from roll.envs.sanitize import sanitize_reset, sanitize_step
 from roll.envs.timing import acting
 from roll.envs.wrappers import wrapped
 from roll.errors import ConfigError, InfraError, UnscorableError, UserError
@@ -187,12 +187,12 @@ class _Guarded:
     async def reset(self, seed: int | None = None) -> Started:
         env = self._opened()
         found = await self._call("reset", self.settings.reset_time_limit_s, lambda: env.reset(seed))
-        return self._heard("reset", found, heard_reset)
+        return self._sanitize("reset", found, sanitize_reset)
 
     async def step(self, action: str) -> Stepped:
         env = self._opened()
         found = await self._call("step", self.settings.step_time_limit_s, lambda: env.step(action))
-        return self._heard("step", found, heard_step)
+        return self._sanitize("step", found, sanitize_step)
 
     async def close(self) -> None:
         """Close the environment, without raising; may be called twice."""
@@ -231,11 +231,11 @@ class _Guarded:
         self.failed |= kind == "failures"
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    def _heard(self, what: str, found: Any, hear: Callable[[Any], T]) -> T:
+    def _sanitize(self, what: str, found: Any, sanitize: Callable[[Any], T]) -> T:
         """Convert a returned value to plain values; objects of the user's classes in it may raise any exception."""
         name = self.settings.name
         try:
-            return hear(found)
+            return sanitize(found)
         except ProtocolError as error:
             self._count("failures")
             raise InfraError(f"environment '{name}': {error}") from None

@@ -22,15 +22,15 @@ class ProtocolError(InfraError):
     Args:
         rule: The rule, which holds for every environment.
         found: What this environment did.
-        mend: How to fix it.
+        remedy: How to fix it.
     """
 
-    def __init__(self, rule: str, found: str, mend: str) -> None:
-        super().__init__(rule, found, mend)
-        self.rule, self.found, self.mend = rule, found, mend
+    def __init__(self, rule: str, found: str, remedy: str) -> None:
+        super().__init__(rule, found, remedy)
+        self.rule, self.found, self.remedy = rule, found, remedy
 
     def __str__(self) -> str:
-        return f"{self.rule}. Found: {self.found}. Mend: {self.mend}"
+        return f"{self.rule}. Found: {self.found}. Fix: {self.remedy}"
 
 
 def checked_start(found: Any) -> Started:
@@ -54,8 +54,8 @@ def checked_step(found: Any) -> Stepped:
         ProtocolError: The result breaks a rule.
     """
     if not (isinstance(found, tuple) and len(found) == 5):
-        mend = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
-        raise ProtocolError(STEP_RULE, brief(found), mend)
+        remedy = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
+        raise ProtocolError(STEP_RULE, brief(found), remedy)
     observation, reward, terminated, truncated, info = found
     observation = _seen(STEP_RULE, observation)
     for problem in _problems(STEP_RULE, info):
@@ -73,9 +73,9 @@ def _seen(rule: str, observation: Any) -> Content:
     try:
         return content_of(observation)
     except ValueError as error:
-        mend = "describe what is seen as text, or give a tuple of parts (`roll.types.TextPart`, `ImagePart`, …)"
+        remedy = "describe what is seen as text, or give a tuple of parts (`roll.types.TextPart`, `ImagePart`, …)"
         why = f" ({error})" if isinstance(observation, list | tuple) else ""
-        raise ProtocolError(rule, f"the observation {_typed(observation)}{why}", mend) from None
+        raise ProtocolError(rule, f"the observation {_typed(observation)}{why}", remedy) from None
 
 
 def _problems(rule: str, info: Any) -> Iterator[ProtocolError]:

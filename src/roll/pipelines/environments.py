@@ -9,10 +9,10 @@ from roll.config.data import DataConfig, EnvironmentData
 from roll.config.sandbox import SandboxConfig
 from roll.envs.base import Started
 from roll.envs.equipping import EquippedEnv
-from roll.envs.heard import check_consumed
 from roll.envs.hosting import EnvHosts
 from roll.envs.places import open_hosts
 from roll.envs.registration import is_own
+from roll.envs.sanitize import check_consumed
 from roll.errors import DataError, InfraError
 from roll.types import text_of
 

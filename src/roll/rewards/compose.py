@@ -150,13 +150,13 @@ class WeightedReward:
         duration_s: float,
     ) -> RewardResult:
         decisions = {c.name: j.correct for c, j in found if j.correct is not None}
-        heard = [decisions[c.name] for c, _ in found if c.name in decisions and not c.watched_alone]
+        counted = [decisions[c.name] for c, _ in found if c.name in decisions and not c.watched_alone]
         timed_out = tuple(c.name for c, j in found if c.ran_out_of_time(j))
         components = {c.name: j.value for c, j in found}
         components |= {f"{c.name}/{part}": value for c, j in found for part, value in j.parts.items()}
         value = sum(c.config.weight * j.value for c, j in found)
         verdict = next((j.verdict for c, j in found if c is self._speaker), "")
-        correct = all(heard) if heard else None
+        correct = all(counted) if counted else None
         if closed is not None:
             gate, judgement = closed
             value, verdict = 0.0, f"{gate.name}: {judgement.verdict}"

@@ -20,7 +20,7 @@ from roll.config.rewards import PythonReward
 from roll.errors import RewardInfraError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.given_function import GivenFunction, function_of
+from roll.rewards.pickled_function import PickledFunction, function_of
 from roll.rewards.signatures import bound, check_signature, given_values
 from roll.types import Rollout
 from roll.user_code import load_function
@@ -28,9 +28,9 @@ from roll.user_code import load_function
 __all__ = ["await_reward", "call_reward", "check_reward_functions", "load_reward", "python_verifier"]
 
 
-def load_reward(path: str | GivenFunction) -> Callable[..., Any]:
+def load_reward(path: str | PickledFunction) -> Callable[..., Any]:
     """Import the function, see `roll.user_code.load_function`; a function that was passed as an object is unpickled."""
-    return path.load() if isinstance(path, GivenFunction) else load_function(path, "reward function")
+    return path.load() if isinstance(path, PickledFunction) else load_function(path, "reward function")
 
 
 def check_reward_functions(data: Iterable[DataConfig]) -> None:
@@ -44,7 +44,7 @@ def check_reward_functions(data: Iterable[DataConfig]) -> None:
             load_reward(function_of(reward))
 
 
-def call_reward(path: str | GivenFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
+def call_reward(path: str | PickledFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
     """Call the function, which may be a coroutine function, and check its result.
 
     Args:
@@ -63,14 +63,14 @@ def call_reward(path: str | GivenFunction, values: Mapping[str, Any], options: d
     return _judgement(path, result)
 
 
-async def await_reward(path: str | GivenFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
+async def await_reward(path: str | PickledFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
     """Call a coroutine function: see `call_reward`. Waits on the running loop."""
     function = load_reward(path)
     arguments, named = bound(function, values, options)
     return _judgement(path, await function(*arguments, **named))
 
 
-def _judgement(path: str | GivenFunction, result: object) -> Judgement:
+def _judgement(path: str | PickledFunction, result: object) -> Judgement:
     if isinstance(result, Judgement):
         _finite(path, result.value)
         return result
@@ -126,7 +126,7 @@ def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     function = load_reward(source)
     check_signature(function, source, config.options)
     places = asyncio.Semaphore(config.max_concurrent)
-    runs_in = source.runs_in(pool) if isinstance(source, GivenFunction) else pool
+    runs_in = source.runs_in(pool) if isinstance(source, PickledFunction) else pool
 
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (given_values(rollout.text, rollout.prompt), config.options)

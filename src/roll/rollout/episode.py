@@ -22,8 +22,8 @@ import numpy as np
 
 from roll.data.reasoning import answer_of
 from roll.envs.base import Started
-from roll.envs.heard import check_consumed
 from roll.envs.hosting import EnvHosts
+from roll.envs.sanitize import check_consumed
 from roll.errors import DataError
 from roll.rollout.dialogue import Dialogue, NextContext
 from roll.rollout.history import find_longest_fitting, shorten_messages, with_text, without_thinking

@@ -139,7 +139,7 @@ async def test_agent_loop_requests_beside_the_longest_conversation_are_not_train
                     rollout = await rollout_by(loop, Speaker(renderer, ["6", "42", "T" * 9]))
         assert [renderer.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns] == expected
         assert rollout.text == "I say 42\n" and rollout.finish_reason == "stop"
-    [note] = [record.message for record in caplog.records if "beside its longest conversation" in record.message]
+    [note] = [record.message for record in caplog.records if "outside its longest conversation" in record.message]
     assert "asked 1 times" in note and "of 2 answers" in note and "Set rollout.agent.train to `all`" in note
 
 

@@ -238,6 +238,6 @@ def test_preference_loss_accuracy_of_pairs_counts_a_tie_as_half() -> None:
 def test_preference_loss_accuracy_of_an_untrained_policy_is_one_half() -> None:
     """Before the first step it is the reference: all scores are 0."""
     inputs = inputs_of(random_pairs(3))
-    same = replace(inputs, ref_logprobs=inputs.need("logprobs").detach())
+    same = replace(inputs, ref_logprobs=inputs.require("logprobs").detach())
     assert PreferenceLoss()(same).metrics["preference/accuracy"].item() == 0.5
     assert KTOLoss(reference_point=0.0)(same).metrics["preference/accuracy"].item() == 0.5

@@ -217,7 +217,7 @@ def test_cli_check_experts_that_are_not_there_are_one_problem(place, capsys):
 
 def test_cli_check_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys):
     assert run(["check", "config.yaml", "model.lora.target_modules=[v_prj]"]) == 2
-    assert "target_modules has 'v_prj', which is no linear layer" in capsys.readouterr().err
+    assert "target_modules has 'v_prj', which is not a linear layer" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["deepspeed", "megatron"])

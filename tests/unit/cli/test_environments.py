@@ -130,8 +130,8 @@ def test_cli_env_mistakes_are_answered_with_what_to_do(arguments: list[str], mes
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Broken", r"`step\(action\)` gives .*Found: \('Done.', 1.0, True, {}\). Mend: return five values"),
-        ("NoInfo", r"`reset\(seed\)` gives .*Found: 'Go.'. Mend: return `observation, info`"),
+        ("Broken", r"`step\(action\)` gives .*Found: \('Done.', 1.0, True, {}\). Fix: return five values"),
+        ("NoInfo", r"`reset\(seed\)` gives .*Found: 'Go.'. Fix: return `observation, info`"),
         ("Raises", r"failed: KeyError: 'exit' \(.*mazes.py:\d+\). `roll env check` says more"),
         ("Unbuilt", "failed: RuntimeError: no licence"),
     ],

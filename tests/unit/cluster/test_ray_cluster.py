@@ -16,7 +16,11 @@ from roll.errors import InfraError, PlacementError
 @pytest.mark.parametrize(
     ("address", "error", "says"),
     [
-        (None, InfraError, r"^Ray did not start on this machine: raylet timed out\. Try again with less running"),
+        (
+            None,
+            InfraError,
+            r"^Ray did not start on this machine: raylet timed out\. Try again with fewer other programs running",
+        ),
         (
             "auto",
             PlacementError,

@@ -75,7 +75,7 @@ def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are
     [
         ({"data": ROWS}, "reward= has to say how their answers are scored"),
         ({"held_out": ROWS}, "pass the training rows as data= as well"),
-        ({"reward": score}, "the configuration has no data: pass the training rows as data= as well"),
+        ({"reward": score}, "the configuration has no data: pass the rows as data= as well"),
         ({"data": ROWS, "reward": 7}, "reward= is a function of (text, answer, metadata), a reward's type such as"),
     ],
 )

@@ -55,7 +55,10 @@ def test_config_judge_engines_follow_from_devices(
         ({"judge": "m", "data": [{"source": "arithmetic", "reward": "math"}]}, "judge starts 'm', but no reward"),
         ({"judge": {"tensor_parallel": 2}}, "judge.tensor_parallel is 2, but cluster.type local has one device"),
         ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "the hf engine runs on one device"),
-        ({"judge": {"max_context": 1024}}, "leaves no room for questions beside data.0.reward.0.max_reply_tokens 1024"),
+        (
+            {"judge": {"max_context": 1024}},
+            "no room for questions next to data.0.reward.0.max_reply_tokens 1024",
+        ),
         ({"judge": {"num_engines": 3}, "mapping": {}}, r"needs 3 devices .* shares those of actor_infer, .* are 2"),
         ({"judge": {"num_engines": 2}, "mapping": {"judge": 3}}, "judge.num_engines 2 x .*device_mapping.judge has 1"),
         ({"judge": {"tensor_parallel": 2}, "mapping": {"judge": "3-5"}}, "3 devices, which .* 2 does not divide"),

@@ -176,7 +176,7 @@ def test_env_conformance_an_environment_that_keeps_the_protocol_has_no_findings(
 def test_env_conformance_a_broken_rule_is_named_with_the_way_to_mend_it(kind: type) -> None:
     rule, mend = BROKEN[kind]
     fatal = [finding for finding in check_object(kind) if finding.fatal]
-    assert any(finding.rule.startswith(rule) and mend in finding.mend for finding in fatal), fatal
+    assert any(finding.rule.startswith(rule) and mend in finding.remedy for finding in fatal), fatal
     assert len({finding.rule for finding in fatal}) == 1
 
 
@@ -235,7 +235,7 @@ def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.Mo
             time.sleep(9)
 
     (once,) = check_object(AlwaysHangs)  # no other rule waits for it again
-    assert once.mend == "look for a loop that does not end"
+    assert once.remedy == "look for a loop that does not end"
 
 
 @pytest.mark.parametrize("name", [name for name in ENVS if name.endswith(("-easy", "-slippery", "guess_number"))])

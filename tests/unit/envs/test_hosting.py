@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.envs.heard import heard_step
 from roll.envs.hosting import EnvHosts, HostedEnv, LoopHost
 from roll.envs.process_host import PoolHost
+from roll.envs.sanitize import sanitize_step
 from roll.errors import ConfigError, DataError, InfraError
 from roll.simulation.clock import run as simulate
 from roll.types import EnvironmentSettings
@@ -104,10 +104,10 @@ def test_env_hosting_a_step_gives_five_values_of_their_types() -> None:
 def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_name() -> None:
     half = "\ud800"
     info = {"state": "s" * 9_999 + half, "tool_results": [{"content": half}], "use_tool": 1}
-    observation, reward, *_, told = heard_step((f"{half}\u00e9", 1, 0, 0, info))
+    observation, reward, *_, told = sanitize_step((f"{half}\u00e9", 1, 0, 0, info))
     assert (observation, reward, told["tool_results"], told["use_tool"]) == ("?\u00e9", 1.0, [{"content": "?"}], True)
     assert len(told["state"]) < 200 and told["state"].encode()
-    assert told["state"] != heard_step(("", 1, 0, 0, {"state": "s" * 9_999}))[4]["state"]
+    assert told["state"] != sanitize_step(("", 1, 0, 0, {"state": "s" * 9_999}))[4]["state"]
 
 
 @pytest.mark.parametrize(
@@ -117,13 +117,13 @@ def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a
         ({"fails": "step"}, "its step failed: KeyError: 'piece'"),
         ({"fails": "time"}, "its step failed: TimeoutError: its server is slow"),
         ({"fails": "reset"}, "its reset failed: RuntimeError: no board"),
-        ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Mend: return five values"),
-        ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Mend: describe"),
+        ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Fix: return five values"),
+        ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Fix: describe"),
         ({"returns": ("a", "1.0", True, True, {})}, "a reward is a finite number. Found: the reward '1.0' of type str"),
         ({"returns": ("a", float("nan"), True, True, {})}, "a reward is a finite number. Found: the reward nan"),
         ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` is True or False. Found: 'no' of type str"),
-        ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Mend: return `{}`"),
-        ({"returns": "win"}, "`step.* Found: 'win'. Mend: return five values"),
+        ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Fix: return `{}`"),
+        ({"returns": "win"}, "`step.* Found: 'win'. Fix: return five values"),
         ({"returns": ("a", 10**400, True, True, {})}, "a reward is a finite number. Found: the reward 1000"),
         ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` is True or False. Found: .*Contrary"),
         ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "what its step returned failed: RuntimeError"),
@@ -134,7 +134,7 @@ def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a
         ),
         (
             {"returns": ([{"type": "image", "digest": "0f", "grid": 7}], 1.0, True, True, {})},
-            r".*the observation \[.* of type list \(the grid of an image part must be .*, got 7\)\. Mend: describe",
+            r".*the observation \[.* of type list \(the grid of an image part must be .*, got 7\)\. Fix: describe",
         ),
         (
             {"returns": ("a", 1.0, True, True, {"tool_results": [{"content": "x", "name": 5}]})},

@@ -138,7 +138,7 @@ async def test_checkpoint_a_full_disk_is_one_message_and_its_remains_are_removed
     trainer = FileTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     trainer.fails = failure
-    with pytest.raises(RunDirectoryError, match=r"could not be written: No space left.*none before it.*Make room"):
+    with pytest.raises(RunDirectoryError, match=r"could not be written: No space left.*none before it.*Free space"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     assert list(run.checkpoints_dir.iterdir()) == []
     trainer.fails = None

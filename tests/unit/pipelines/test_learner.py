@@ -145,7 +145,7 @@ async def test_learner_a_critic_smaller_than_the_policy_learns_in_its_own_thread
         assert not np.array_equal((await values_of(critic, data))[0], said[0])
         await critic.load(tmp_path / "critic-0")
         assert all(np.array_equal(a, b) for a, b in zip(await values_of(critic, data), said, strict=True))
-        with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
+        with pytest.raises(UnsupportedError, match="role 'critic' does not compute logprobs"):
             await critic.forward(data, ["logprobs"])
     finally:
         await critic.close()

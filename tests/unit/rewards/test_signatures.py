@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roll.errors import ConfigError
-from roll.rewards.given_function import give
+from roll.rewards.pickled_function import give
 from roll.rewards.python import call_reward
 from roll.rewards.signatures import bound, check_signature, given_values
 from roll.types import Prompt

@@ -184,7 +184,7 @@ def test_critic_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tm
 
 def test_critic_a_policys_checkpoint_is_not_a_critics(tiny_model: Path, tmp_path: Path) -> None:
     TorchBackend(make_spec(tiny_model)).save(tmp_path / "trainer")
-    with pytest.raises(CheckpointError, match=r"lacks .*score"):
+    with pytest.raises(CheckpointError, match=r"missing tensors .*score"):
         TorchBackend(critic_spec(tiny_model)).load(tmp_path / "trainer")
 
 
@@ -247,7 +247,7 @@ def test_critic_learning_rate_and_optimiser_are_the_critics_own(tiny_model: Path
 def test_critic_each_role_refuses_what_it_does_not_have(tiny_model: Path) -> None:
     batch = valued(make_batch())
     critic, policy = TorchBackend(critic_spec(tiny_model)), TorchBackend(make_spec(tiny_model))
-    with pytest.raises(UnsupportedError, match="role 'critic' has no logprobs"):
+    with pytest.raises(UnsupportedError, match="role 'critic' does not compute logprobs"):
         logprobs_of(critic, batch)
     with pytest.raises(UnsupportedError, match="role 'policy' does not compute values: use a critic"):
         values_of(policy, batch)

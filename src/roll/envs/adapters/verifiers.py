@@ -24,7 +24,7 @@ __all__ = ["VerifiersEnv", "make"]
 
 PACKAGE = "verifiers>=0.1.12,<0.2"
 ADVICE = (
-    "pip cannot install it beside ROLL, since it requires datasets <4.7 and ROLL >=5. Install it in an environment of "
+    "pip cannot install it next to ROLL, since it requires datasets <4.7 and ROLL >=5. Install it in an environment of "
     "its own, and start a program there that plays the environment through ROLL's endpoint (rollout.agent.command; "
     "docs/agents.md)."
 )

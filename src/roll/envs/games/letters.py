@@ -77,7 +77,7 @@ def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int
             if letters[cell] != letter:
                 return None
             shared += 1
-        elif apart and any(near in letters for near in _beside(cell, candidate.across)):
+        elif apart and any(near in letters for near in _adjacent(cell, candidate.across)):
             return None
     if apart:
         (row, col), (last_row, last_col) = cells[0], cells[-1]
@@ -87,6 +87,6 @@ def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int
     return shared
 
 
-def _beside(cell: _Cell, across: bool) -> list[_Cell]:
+def _adjacent(cell: _Cell, across: bool) -> list[_Cell]:
     row, col = cell
     return [(row - 1, col), (row + 1, col)] if across else [(row, col - 1), (row, col + 1)]

@@ -31,7 +31,7 @@ class Minesweeper(Game[tuple[str, int, int]]):
         if self.rows and self.cols and self.num_mines and self.num_mines > self.rows * self.cols - 9:
             raise ValueError(
                 f"num_mines is {self.num_mines}, but a field of {self.rows} by {self.cols} has room for "
-                f"{max(0, self.rows * self.cols - 9)}: none is beside the first cell"
+                f"{max(0, self.rows * self.cols - 9)}: none is next to the first cell"
             )
 
     def _begin(self, rng: Random) -> int:
@@ -51,7 +51,7 @@ class Minesweeper(Game[tuple[str, int, int]]):
             f"You are playing Minesweeper. The field has {self._num_rows} rows and {self._num_cols} columns, numbered "
             f"from 0, and {self._num_hidden} mines. Reveal every cell without a mine within {self._limit} turns. In "
             "the field, '.' is a hidden cell, a digit counts the mines in the up to eight cells around, and 'F' is a "
-            "cell that you flagged. No mine is in or beside the first cell that you reveal. " + self._form()
+            "cell that you flagged. No mine is in or next to the first cell that you reveal. " + self._form()
         )
 
     def _form(self) -> str:
@@ -68,7 +68,7 @@ class Minesweeper(Game[tuple[str, int, int]]):
 
     def _sign(self, cell: _Cell) -> str:
         if cell in self._revealed:
-            return str(self._mines_beside(cell))
+            return str(self._adjacent_mines(cell))
         return "F" if cell in self._flags else "."
 
     def _state(self) -> str:
@@ -122,12 +122,12 @@ class Minesweeper(Game[tuple[str, int, int]]):
         self._revealed.add(cell)
         while waiting:
             current = waiting.pop()
-            if self._mines_beside(current) == 0:
+            if self._adjacent_mines(current) == 0:
                 new = [near for near in self._around(current) if near not in self._revealed | self._flags]
                 self._revealed.update(new)
                 waiting += new
 
-    def _mines_beside(self, cell: _Cell) -> int:
+    def _adjacent_mines(self, cell: _Cell) -> int:
         assert self._mines is not None, "cells are revealed when the mines are laid"
         return sum(near in self._mines for near in self._around(cell))
 

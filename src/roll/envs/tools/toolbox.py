@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.envs.heard import plain
+from roll.envs.sanitize import plain
 from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
 from roll.errors import ConfigError, InfraError, raised_at
 from roll.registry import did_you_mean

@@ -1,4 +1,4 @@
-"""Environments besides the games. Each is a file, imported when its first environment is made.
+"""Environments other than the games. Each is a file, imported when its first environment is made.
 
 `WORLDS` maps every ID to its entry point and its options.
 """

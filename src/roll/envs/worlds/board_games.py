@@ -54,7 +54,7 @@ class Nim:
     def seen(self, seat: int) -> str:
         return (
             f"Nim: heaps of {', '.join(map(str, self._heaps))} stones. Take from one heap: heap-stones, as in 1-2. "
-            "Whoever takes the last stone wins."
+            "The player who takes the last stone wins."
         )
 
     def rewards(self) -> tuple[float, float] | None:

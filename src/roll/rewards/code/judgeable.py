@@ -19,8 +19,7 @@ _SEEN = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.std
 
 
 def importable(config: SandboxConfig) -> frozenset[str] | None:
-    """Return the modules that tests may import besides the standard library; `None` if only a container image defines
-    them.
+    """Return the modules that tests may import with the standard library; `None` if only an image defines them.
 
     Raises:
         ConfigError: A package is not installed.

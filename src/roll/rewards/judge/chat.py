@@ -66,7 +66,7 @@ class Chat(Protocol):
     name: str
     """Name for messages."""
     identity: list[Any]
-    """Plain data that replies depend on, besides the request and its settings."""
+    """Plain data that replies depend on, in addition to the request and its settings."""
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         """Return the model's reply, requested as JSON of this schema.

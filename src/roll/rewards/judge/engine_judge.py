@@ -231,14 +231,14 @@ class EngineChat:
         return weights
 
     def _verdict(self, name: str, values: Sequence[Any], weights: Sequence[float]) -> dict[str, Any]:
-        likeliest = values[max(range(len(values)), key=weights.__getitem__)]
+        most_likely = values[max(range(len(values)), key=weights.__getitem__)]
         if self._config.verdict == "most_likely":
-            return {name: likeliest}
+            return {name: most_likely}
         if all(isinstance(value, int) for value in values):
             mean = math.fsum(value * weight for value, weight in zip(values, weights, strict=True)) / math.fsum(weights)
             return {name: round(min(max(mean, min(values)), max(values)), 6)}
         probabilities = {str(v): round(w / math.fsum(weights), 6) for v, w in zip(values, weights, strict=True)}
-        return {name: likeliest, "probabilities": probabilities}
+        return {name: most_likely, "probabilities": probabilities}
 
     async def _generate(self, tokens: Sequence[int], sampling: SamplingParams) -> Generation:
         needed, there = len(tokens) + sampling.max_new_tokens, self._model.max_context

@@ -65,7 +65,7 @@ def fix_syntax(random: Random) -> Task:
     a, b = random.randint(10, 99), random.randint(10, 99)
     checks = [prints("python3 program.py", f"{word} {a * factor}\n{word} {b * factor}", f"{a}\n{b}\n")]
     wanted = f"print '{word}' and {factor} times the number for every line that it reads"
-    text = f"program.py has a syntax error. It should {wanted}. Mend it."
+    text = f"program.py has a syntax error. It should {wanted}. Fix it."
     return Task(text=text, files=files, checks=checks, solution=f"cat > program.py <<'END'\n{fixed}END")
 
 
@@ -77,7 +77,7 @@ def fix_import(random: Random) -> Task:
         "main.py": f"import sys\nfrom library.{wrong} import greet\n\nprint(greet(sys.argv[1]))\n",
     }
     name = words(random, 1)[0]
-    text = "`python3 main.py NAME` fails since it imports a module that is not there. Mend main.py."
+    text = "`python3 main.py NAME` fails since it imports a module that is not there. Fix main.py."
     solution = f"sed -i s/library.{wrong}/library.{module}/ main.py"
     return Task(
         text=text, files=files, checks=[prints(f"python3 main.py {name}", f"hello {word} {name}")], solution=solution
@@ -159,12 +159,12 @@ def install_tool(random: Random) -> Task:
     return Task(text=text, files=files, checks=checks, solution=solution)
 
 
-def mend_build(random: Random) -> Task:
+def fix_build(random: Random) -> Task:
     part, other, wrong = words(random, 3)
     build = f"#!/bin/bash\nset -e\nmkdir -p out\ncat src/{wrong}.txt src/{other}.txt > out/all.txt\n"
     files = {f"src/{part}.txt": f"{part}\n", f"src/{other}.txt": f"{other}\n", "build.sh": build}
     wrongly = f"since it names a file that is not there: {part} is meant"
-    text = f"`bash build.sh` fails, {wrongly}. Mend build.sh and run it, so that out/all.txt is made."
+    text = f"`bash build.sh` fails, {wrongly}. Fix build.sh and run it, so that out/all.txt is made."
     checks = [prints("rm -rf out; bash build.sh; cat out/all.txt", f"{part}\n{other}")]
     return Task(text=text, files=files, checks=checks, solution=f"sed -i s/{wrong}/{part}/ build.sh; bash build.sh")
 
@@ -186,7 +186,7 @@ def run_with_settings(random: Random) -> Task:
 PROGRAMS: Mapping[str, Callable[[Random], Task]] = {
     task.__name__: task
     for task in (
-        fix_failing_test, fix_syntax, fix_import, write_function, write_script, install_tool, mend_build,
+        fix_failing_test, fix_syntax, fix_import, write_function, write_script, install_tool, fix_build,
         run_with_settings,
     )
 }  # fmt: skip

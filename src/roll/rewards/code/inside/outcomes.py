@@ -1,4 +1,4 @@
-"""Outcomes of a test, besides passing and failing."""
+"""Outcomes of a test, other than passing and failing."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from roll.config.rewards import PythonReward
 from roll.errors import ConfigError
 from roll.protocols import WorkerPool
 
-__all__ = ["GivenFunction", "function_of", "give"]
+__all__ = ["PickledFunction", "function_of", "give"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LARGE_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenFunction:
+class PickledFunction:
     """A function that was passed as an object, pickled for other processes; its `str` is its name."""
 
     name: str
@@ -62,10 +62,10 @@ class GivenFunction:
 
     def runs_in(self, pool: WorkerPool) -> WorkerPool:
         """Return the pool that calls the function: the workers, or a thread of the controller."""
-        return pool if self.travels else cast("WorkerPool", _Beside())
+        return pool if self.travels else cast("WorkerPool", _ThreadPool())
 
 
-class _Beside:
+class _ThreadPool:
     """Calls functions in threads of this process, as a `WorkerPool` for rewards: plain functions one at a time,
     coroutine functions concurrently.
 
@@ -103,7 +103,7 @@ def _unpack(packed: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
     return cloudpickle.loads(packed)
 
 
-def give(function: Callable[..., Any]) -> GivenFunction:
+def give(function: Callable[..., Any]) -> PickledFunction:
     """Pickle a function with the values that it captured; warn if it must stay in this process."""
     import cloudpickle
 
@@ -122,7 +122,7 @@ def give(function: Callable[..., Any]) -> GivenFunction:
             error,
             name if name.isidentifier() else "reward",
         )
-        return GivenFunction(name=name, packed=b"", paths=(), function=function)
+        return PickledFunction(name=name, packed=b"", paths=(), function=function)
     if len(packed) > LARGE_BYTES:
         logger.warning(
             "The reward '%s' takes %.0f MiB along to every call, since it captured that much: let it load its data "
@@ -130,10 +130,10 @@ def give(function: Callable[..., Any]) -> GivenFunction:
             name,
             len(packed) / 2**20,
         )
-    return GivenFunction(name=name, packed=packed, paths=paths, function=function)
+    return PickledFunction(name=name, packed=packed, paths=paths, function=function)
 
 
-def function_of(config: PythonReward) -> str | GivenFunction:
+def function_of(config: PythonReward) -> str | PickledFunction:
     """Return the function that a reward names, or that was passed to it.
 
     Raises:

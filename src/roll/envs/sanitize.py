@@ -14,7 +14,7 @@ from roll.envs.protocol import ProtocolError, brief, checked_start, checked_step
 from roll.errors import DataError
 from roll.types import Content, content_of, media_in, with_texts
 
-__all__ = ["check_consumed", "heard_reset", "heard_step", "plain"]
+__all__ = ["check_consumed", "plain", "sanitize_reset", "sanitize_step"]
 
 LONGEST_STATE = 4_096
 """Most characters of a state's name. A longer one is replaced by its start and a digest, since every turn stores it."""
@@ -44,7 +44,7 @@ def check_consumed(content: Content, environment: str, pipeline: str = "") -> No
         )
 
 
-def heard_reset(found: Any) -> Started:
+def sanitize_reset(found: Any) -> Started:
     """Return the first observation and information as plain values.
 
     Raises:
@@ -55,7 +55,7 @@ def heard_reset(found: Any) -> Started:
     return with_texts(shown(observation, info), plain), _told(info)
 
 
-def heard_step(found: Any) -> Stepped:
+def sanitize_step(found: Any) -> Stepped:
     """Return the result of a step as plain values.
 
     Raises:
