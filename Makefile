@@ -76,6 +76,7 @@ lint: setup ## style, types, import contracts, size budgets, vocabulary
 	@.venv/bin/pyrefly check
 	@.venv/bin/lint-imports --no-cache --no-logo
 	@$(PY) tools/check_size.py
+	@$(PY) tools/check_vocabulary.py
 
 format: setup ## rewrite the code in the house style
 	@.venv/bin/ruff check --fix $(CODE)

@@ -18,7 +18,7 @@ __all__ = ["hidden", "main", "namesake"]
 
 
 def namesake() -> str | None:
-    """What to tell the user where another distribution has put a package `roll` beside this one; `None` otherwise."""
+    """Return a message if another distribution has installed a package `roll` too; `None` otherwise."""
     from importlib import metadata
 
     try:

@@ -23,11 +23,13 @@ _PARTS_OF_NAMES = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_+")
 _CODE_IN_PAGES = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 
 
-def rules() -> dict[re.Pattern[str], str]:
-    """Return the advice for each pattern of `vocabulary.txt`."""
+def rules() -> tuple[dict[re.Pattern[str], str], set[str]]:
+    """Return the advice for each pattern of `vocabulary.txt`, and the files that it excepts."""
     lines = (line for line in RULES.read_text().splitlines() if line.strip() and not line.startswith("#"))
-    pairs = (re.split(r" {2,}", line, maxsplit=1) for line in lines)
-    return {re.compile(rf"\b({pattern})\b", re.IGNORECASE): advice for pattern, advice in pairs}
+    pairs = [re.split(r" {2,}", line, maxsplit=1) for line in lines]
+    excepted = {pattern.removeprefix("except ") for pattern, _ in pairs if pattern.startswith("except ")}
+    patterns = ((pattern, advice) for pattern, advice in pairs if not pattern.startswith("except "))
+    return {re.compile(rf"\b({pattern})\b", re.IGNORECASE): advice for pattern, advice in patterns}, excepted
 
 
 def words_of_code(source: str) -> Iterator[tuple[int, str]]:
@@ -70,10 +72,10 @@ def without_verb(source: str, verbs: frozenset[str]) -> Iterator[tuple[int, str,
 
 def main() -> int:
     """Print every hit; the exit code says whether there was one, or too many docstrings open without a verb."""
-    advice, verbs = rules(), frozenset(VERBS.read_text().split())
+    (advice, excepted), verbs = rules(), frozenset(VERBS.read_text().split())
     modules = [path for root in CODE for path in sorted(Path(root).rglob("*.py"))]
     pages = [path for root in map(Path, PAGES) for path in ([root] if root.is_file() else sorted(root.rglob("*.md")))]
-    found = [hit for path in [*modules, *pages] for hit in hits(path, advice)]
+    found = [hit for path in [*modules, *pages] if str(path) not in excepted for hit in hits(path, advice)]
     functions = [(path, *each) for path in modules for each in without_verb(path.read_text(), verbs)]
     verbless = [f"{path}:{line}: the docstring of {name} has no verb" for path, line, name, bad in functions if bad]
     if len(verbless) > SHARE_WITHOUT_A_VERB * len(functions):

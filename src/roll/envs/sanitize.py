@@ -59,8 +59,8 @@ def sanitize_step(found: Any) -> Stepped:
     """Return the result of a step as plain values.
 
     Raises:
-        ProtocolError: See `heard_reset`.
-        Exception: See `heard_reset`.
+        ProtocolError: See `sanitize_reset`.
+        Exception: See `sanitize_reset`.
     """
     observation, reward, ended, cut_off, info = checked_step(found)
     return with_texts(shown(observation, info), plain), reward, ended, cut_off, _told(info)

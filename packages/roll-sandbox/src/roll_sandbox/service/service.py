@@ -161,7 +161,7 @@ class Service:
         channel = Channel(socket, identity.owner, None)
         joined: list[WorkerLink] = []
 
-        def hear(message: Message) -> None:
+        def on_message(message: Message) -> None:
             if joined:
                 self.workers.on_message(joined[0], message, channel)
             else:
@@ -172,7 +172,7 @@ class Service:
         loop = asyncio.get_running_loop()
         hurrying = loop.call_later(_GREETING_TIMEOUT_S, lambda: None if joined else channel.close())
         try:
-            await channel.serve(hear)
+            await channel.serve(on_message)
         finally:
             checking.cancel()
             hurrying.cancel()

@@ -121,7 +121,7 @@ class WorkerConnection:
                     await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
                     attempt += 1
                 else:
-                    heard = self._last_received
+                    last_received = self._last_received
                     try:
                         await self._serve_connection(socket)
                     except (aiohttp.ClientError, OSError) as error:  # while the connection began
@@ -133,7 +133,7 @@ class WorkerConnection:
                     finally:
                         self._worker.set_sender(None)
                         await socket.close()
-                    attempt = 0 if self._last_received > heard else attempt + 1
+                    attempt = 0 if self._last_received > last_received else attempt + 1
                     await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
 
     async def _stop_when_server_silent(self) -> None:
@@ -224,11 +224,11 @@ class WorkerConnection:
         """
         with contextlib.suppress(TimeoutError):  # the welcome sets the interval
             await asyncio.wait_for(self._welcomed.wait(), heartbeat_s(self._away_s))
-        heard, unanswered = self._last_received, 0
+        last_received, unanswered = self._last_received, 0
         while unanswered <= _MAX_MISSED_HEARTBEATS:
             await asyncio.sleep(heartbeat_s(self._away_s))
-            unanswered = unanswered + 1 if self._last_received == heard else 0
-            heard = self._last_received
+            unanswered = unanswered + 1 if self._last_received == last_received else 0
+            last_received = self._last_received
             self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
