@@ -97,8 +97,9 @@ def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
         return _score_text(text, reference, extract)
     right_number = number_of(reference)
     answer = _final_answer(text, extract, reference, right_number)
-    if answer is None or not answer.strip():
-        return False, "no answer"
+    if answer is None or not answer.strip():  # such as `0:`, which looks like the beginning of an answer
+        is_reference = extract == "auto" and normalized_text(reference) != "" and _says(text, reference)
+        return is_reference, "correct" if is_reference else "no answer"
     answer = _BLANKS.sub(" ", answer.strip())
     if normalized_text(answer) == normalized_text(reference) != "":
         return True, "correct"

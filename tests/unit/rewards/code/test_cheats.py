@@ -87,15 +87,15 @@ def f(*a): return Everything()
 """
 CHEATS = {
     "forging verdicts": (FORGE + "def f(*a): return None", "messages of a candidate are data for the checker"),
-    "standing in for what tests use": (
+    "replacing names that tests use": (
         FAKE_MATH + "def f(*a): return 0",
         "built-in names and modules are the real ones",
     ),
     "patching comparison": (PATCH + "def f(*a): return 0", "built-in functions of the checker are its own"),
     "overwriting the checker": (OVERWRITE + "def f(*a): return 0", "the candidate's files are not the checker's"),
-    "killing who watches": (KILL + "def f(*a): return 0", "without an answer nothing passes"),
-    "going on as a daemon": (AFTERLIFE + "def f(*a): return 0", "an answer comes from the process that was asked"),
-    "an object that is everything": (EVERYTHING, "objects do not cross"),
+    "killing the process that watches": (KILL + "def f(*a): return 0", "without a result, no case passes"),
+    "continuing as a daemon": (AFTERLIFE + "def f(*a): return 0", "only the process that was called can answer"),
+    "an object that equals everything": (EVERYTHING, "objects do not cross the boundary"),
     "an object that raises what tests expect": (
         "class A(AssertionError): pass\ndef f(*a): raise A()",
         "an exception fails the case",
@@ -105,10 +105,10 @@ CHEATS = {
         "class E(Exception):\n  def __str__(self): raise self\ndef f(*a): raise E()",
         "an exception fails the case",
     ),
-    "nonsense as messages": (
+    "invalid messages": (
         "import os\nfor d in range(3, 40):\n  try: os.write(d, b'\\xff' * 4000)\n  except OSError: pass\n"
         "def f(*a): return 0",
-        "what is no message fails the case",
+        "an invalid message fails the case",
     ),
 }
 TESTS: dict[str, Any] = {

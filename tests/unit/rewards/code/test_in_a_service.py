@@ -154,7 +154,7 @@ async def test_code_reward_service_where_the_quota_is_reached_a_run_waits_and_sa
             spec = SandboxSpec()
             held = await boxes._manager.create(spec)
             waiting = asyncio.create_task(boxes._manager.create(spec))
-            while "Asking again for 60 s." not in caplog.text:
+            while "Retrying for 60 s." not in caplog.text:
                 await asyncio.sleep(0.01)
             await held.close()
             await (await waiting).close()
