@@ -1,4 +1,4 @@
-"""Importance corrections for tokens sampled by an older policy version, or by an engine that differs numerically.
+"""Importance sampling corrections for tokens of an older policy version, or of an engine that differs numerically.
 
 Three policies assign a log-prob to a sampled token:
 

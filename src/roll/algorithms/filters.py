@@ -1,4 +1,4 @@
-"""Filters of groups and rollouts, and the early detection of groups that cannot pass the filters. NumPy only."""
+"""Filters of groups and rollouts, and early stopping: groups that can no longer pass the filters. NumPy only."""
 
 from __future__ import annotations
 

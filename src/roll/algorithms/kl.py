@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx).
+"""KL penalty: estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx).
 
 They take tensors in a loss, with a gradient, and NumPy arrays for a penalty in the reward, without torch.
 """

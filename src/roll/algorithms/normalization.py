@@ -1,4 +1,4 @@
-"""Normalization of rewards by mean and deviation over a group, the batch, or the run so far. NumPy only.
+"""Reward normalization and advantage whitening: mean and deviation over a group, the batch, or the run. NumPy only.
 
 The GRPO paper does not specify which standard deviation it uses. The scopes `group` and `batch` use the unbiased one
 (n - 1), as the published implementations do, so that their learning rates carry over; whitening uses the population

@@ -1,4 +1,4 @@
-"""The ratio of new to old probability of a token, a chunk, or a whole sequence.
+"""Importance sampling ratio: new to old probability of a token, a chunk, or a whole sequence.
 
 Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated, and only there; the formulas in this
 module do not write the clamp out.

@@ -1,4 +1,4 @@
-"""Returns and advantages over time: per token, per turn, with a critic, and by repeated states. NumPy only.
+"""Returns and advantages over time: per token, per turn, with a critic (GAE), and by repeated states. NumPy only.
 
 Time steps are the tokens that the policy wrote; the environment's tokens are skipped.
 """

@@ -1,4 +1,4 @@
-"""The resolved device mapping: the machine and the devices of each rank and each engine. Pure functions."""
+"""The resolved device mapping: a placement slot (machine and devices) for each rank and engine. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts at one rollout, from the queue to the reward.
+"""Attempts at one rollout, from the queue to the reward; a failed attempt is retried.
 
     queued ──► generating (turns, through the proxy) ──► rewarding ──► accepted
        ▲──── retry, up to max_attempts ◄── infrastructure error ───┘

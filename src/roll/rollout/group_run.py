@@ -1,4 +1,4 @@
-"""All attempts at one draw, in progress.
+"""All attempts at one draw, in progress, with redundant rollouts and early stopping.
 
 A group is complete as soon as its result is final; attempts that are then still running are stopped.
 """

@@ -1,4 +1,4 @@
-"""LLMProxy: the single entry point to all inference engines.
+"""LLMProxy: the single entry point to all inference engines; it continues partial rollouts after an abort.
 
     generate(request) ──► queue ──(room)──► link to the least loaded engine ──► Generation
                             ▲                        │ the engine died or hangs, or a pause aborted the request

@@ -1,4 +1,4 @@
-"""Conversion of an `EngineSpec` to vLLM's own arguments. Pure functions; does not import vLLM."""
+"""Arguments of vLLM for an `EngineSpec`: prefix caching, LoRA; `options` adds others, such as speculative decoding."""
 
 from __future__ import annotations
 
