@@ -145,7 +145,7 @@ async def test_sandbox_manager_a_closed_manager_says_so() -> None:
 
 
 def test_sandbox_manager_limits_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="memory_bytes is 0"):
+    with pytest.raises(ValueError, match="memory_bytes must be positive, got 0"):
         Limits(memory_bytes=0)
 
 

@@ -108,7 +108,7 @@ def test_sandbox_seccomp_other_tables_of_calls_end_the_program(architecture: str
 
 
 def test_sandbox_seccomp_an_unknown_architecture_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"'riscv64'.*x86_64"):
+    with pytest.raises(ValueError, match=r"x86_64.*'riscv64'"):
         seccomp_filter("riscv64")
 
 
