@@ -55,5 +55,5 @@ def _parse_error(url: str, status: int, said: object) -> RollSandboxError:
             f"{url} answers with status {status}: check that `roll-sandbox serve` runs at this address."
         )
     if status == 401:
-        return SandboxAccessError(f"the sandbox service at {url} refuses this token: {said.get('message')}")
+        return SandboxAccessError(f"the sandbox service at {url} refuses the token: {said.get('message')}")
     return error_from_json(said)
