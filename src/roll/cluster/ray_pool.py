@@ -219,7 +219,7 @@ class RayWorkerPool:
         place = min(self._places, key=lambda p: p.num_kept / p.num_workers)
         kept = _RayActor(place, next(self._numbers))
         try:
-            await kept.ask(lambda actor: actor.keep.remote(kept.number, factory, args, prepare))
+            await kept.ask(lambda actor: actor.create_actor.remote(kept.number, factory, args, prepare))
         except BaseException:
             await kept.close()
             raise

@@ -140,7 +140,7 @@ async def test_agent_loop_requests_beside_the_longest_conversation_are_not_train
         assert [renderer.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns] == expected
         assert rollout.text == "I say 42\n" and rollout.finish_reason == "stop"
     [note] = [record.message for record in caplog.records if "outside its longest conversation" in record.message]
-    assert "asked 1 times" in note and "of 2 answers" in note and "Set rollout.agent.train to `all`" in note
+    assert "sent 1 requests" in note and "of 2 answers" in note and "Set rollout.agent.train to `all`" in note
 
 
 async def test_agent_loop_without_an_answer_of_its_own_that_of_the_longest_conversation_is_scored(

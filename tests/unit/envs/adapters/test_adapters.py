@@ -45,7 +45,7 @@ def test_env_adapters_a_missing_package_is_named_with_the_way_to_install_it(
     for loaded in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
-    way = "pip cannot install it beside ROLL" if family == "verifiers" else "pip install '"
+    way = "pip cannot install it next to ROLL" if family == "verifiers" else "pip install '"
     with pytest.raises(ConfigError, match=rf"needs the package '[^']+': {way}"):
         make(f"{family}:anything")
 
